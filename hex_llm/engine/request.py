@@ -1,0 +1,91 @@
+"""A request: what was asked for, and how far it has come."""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"  # an end token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens, or the context is full
+    ABORT = "abort"  # the client went away
+    ERROR = "error"  # the model produced no usable number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen and when to stop. Names and meanings are vLLM's."""
+
+    n: int = 1
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1: all; 1 is greedy, whatever the temperature
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: tuple[str, ...] = ()
+    min_tokens: int = 0
+    max_tokens: int | None = 16  # None: as far as the context allows
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    seed: int | None = None
+    logprobs: int | None = None  # how many alternatives, 0: only the token's own
+    prompt_logprobs: int | None = None
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0 or self.top_k == 1
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Request:
+    """One sequence being generated.
+
+    `num_computed` counts the tokens whose keys and values are in `blocks`, or will be when the steps under
+    way have run. It runs behind `num_tokens`, and a step closes some of the gap: a prompt is a wide gap, a
+    decode a gap of one. There is no other phase or state. `num_in_flight` tokens were sampled on the device
+    and not read yet: they count, but their values are known to the device alone.
+    """
+
+    id: str
+    prompt: Sequence[int]
+    sampling: SamplingParams
+    max_output: int  # tokens, once max_tokens has met the context's end
+    stop_ids: frozenset[int] = frozenset()  # end tokens and stop tokens: sampled, they finish the request
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    seed: int = 0  # what the random numbers depend on, with the position; 32 bits
+    adapter: str = ""
+    cache_salt: str = ""
+
+    output: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    num_in_flight: int = 0
+    blocks: list[int] = field(default_factory=list)
+    slot: int = -1  # its row of the device's state, while it runs
+    num_cached: int = 0  # tokens of the prompt found in the prefix cache, as reported
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+
+    @property
+    def num_known(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_known + self.num_in_flight
+
+    @property
+    def num_pending(self) -> int:
+        return self.num_tokens - self.num_computed
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """The known tokens from `start` to `stop`."""
+        prompt = len(self.prompt)
+        if start >= prompt:
+            return self.output[start - prompt : stop - prompt]
+        return [*self.prompt[start:stop], *self.output[: max(stop - prompt, 0)]]

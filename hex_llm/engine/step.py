@@ -1,0 +1,61 @@
+"""What crosses between the engine and the device: a step to run, and what came of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from hex_llm.engine.request import Request
+
+
+class Slice(NamedTuple):
+    """`length` tokens of a request, from `start` on, to compute in a step.
+
+    The tokens are `request.tokens(start, start + length)`. Where that ends one short, the last token was sampled
+    by the step before and only the device knows it; such a slice is always one token long.
+    """
+
+    request: Request
+    start: int
+    length: int
+    samples: bool  # it reaches the last token, so that the step yields the next one
+    fresh: bool  # the request has just been given its slot, and the device knows nothing of it yet
+    num_old_blocks: int  # how many of request.blocks the device's page table has (0 when fresh)
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities of one token per row: its own, its rank (1 is the likeliest), and the likeliest `k`."""
+
+    own: np.ndarray  # [rows] float32
+    rank: np.ndarray  # [rows] int32
+    top_ids: np.ndarray  # [rows, k] int32
+    top: np.ndarray  # [rows, k] float32
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One row per slice, in the order of the step; a row that did not sample means nothing."""
+
+    tokens: np.ndarray  # [rows] int32
+    finite: np.ndarray  # [rows] bool: False where the logits held NaN, or nothing but -inf
+    logprobs: Logprobs | None = None  # where a request of the step asked for them
+    # For each slice whose request wants them, else None: entry i is about the token at `start + i + 1`.
+    prompt_logprobs: Sequence[Logprobs | None] | None = None
+
+
+class PendingStep(Protocol):
+    """A step on its way through the device."""
+
+    def read(self) -> StepResult:
+        """Waits for the step to end."""
+        ...
+
+
+class Runner(Protocol):
+    """Computes steps, in the order in which they are handed over."""
+
+    def dispatch(self, step: Sequence[Slice]) -> PendingStep:
+        """Starts a step and returns at once. Everything needed is read from the requests before it returns."""
+        ...
