@@ -1,4 +1,4 @@
-"""A step as the model sees it."""
+"""A step as the model and its kernels see it."""
 
 from jax import Array
 
@@ -9,19 +9,17 @@ from hex_llm.pytree import pytree
 class Batch:
     """The tokens of a step, sequence after sequence, padded to a shape that is compiled already.
 
-    Sequence s owns the tokens cu_q[s]:cu_q[s+1]; they are the last of its kv_len[s] tokens. The first
-    `num_decode` sequences have one token each. Padding tokens come last and write to page 0, which no
-    request ever owns; padding sequences own no token and have kv_len 0.
+    Sequence s owns the tokens cu_q[s]:cu_q[s+1]; they are the last of its kv_len[s] tokens. The first `num_decode`
+    sequences have one token each, and so have all of them where cu_q is None. Padding sequences own no token and
+    have kv_len 0. Padding tokens come last and write to page 0, which no request ever owns.
     """
 
     tokens: Array  # [T] int32
     positions: Array  # [T] int32
     write_page: Array  # [T] int32: where the token's key and value go
     write_offset: Array  # [T] int32
-    cu_q: Array  # [S+1] int32
+    cu_q: Array | None  # [S+1] int32
     kv_len: Array  # [S] int32
     page_table: Array  # [S, B] int32
     num_decode: Array  # [] int32
     num_seqs: Array  # [] int32
-
-

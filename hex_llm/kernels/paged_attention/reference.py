@@ -1,0 +1,48 @@
+"""What paged attention means, in plain JAX. Every other implementation is tested against it.
+
+It gathers the whole context of every token, which no real batch can afford.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from hex_llm.kernels.batch import Batch
+from hex_llm.kernels.paged_attention.write import write_pages
+
+
+def paged_attention(
+    q: Array,  # [T, N, H]
+    k: Array,  # [T, K, H]
+    v: Array,  # [T, K, H]
+    pages: Array,  # [P, 2, K, page, H]
+    batch: Batch,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> tuple[Array, Array]:
+    """Writes the step's keys and values, then lets each token attend to its sequence up to itself.
+
+    With a `window` it attends to that many tokens, the last. The rows of padding tokens mean nothing.
+    """
+    pages = write_pages(pages, k, v, batch)
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads = pages.shape[2]
+    tokens = jnp.arange(num_tokens, dtype=jnp.int32)
+    owner = tokens if batch.cu_q is None else jnp.searchsorted(batch.cu_q[1:], tokens, side="right")
+    owner = jnp.minimum(owner, batch.kv_len.shape[0] - 1)
+    context = pages[batch.page_table[owner]]  # T B 2 K page H
+    context = jnp.moveaxis(context, 1, 3).reshape(num_tokens, 2, num_kv_heads, -1, head_dim)
+    context = context.astype(jnp.float32)
+    grouped = q.reshape(num_tokens, num_kv_heads, -1, head_dim).astype(jnp.float32)
+    scores = jnp.einsum("tkgh,tkch->tkgc", grouped, context[:, 0]) * scale
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    distance = batch.positions[:, None] - jnp.arange(scores.shape[-1], dtype=jnp.int32)[None, :]
+    seen = distance >= 0
+    if window is not None:
+        seen &= distance < window
+    scores = jnp.where(seen[:, None, None, :], scores, -jnp.inf)
+    out = jnp.einsum("tkgc,tkch->tkgh", jax.nn.softmax(scores, axis=-1), context[:, 1])
+    return out.reshape(num_tokens, num_heads, head_dim).astype(q.dtype), pages

@@ -1,0 +1,118 @@
+"""Every implementation of paged attention against the reference, on random ragged batches."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hex_llm.kernels.batch import Batch
+from hex_llm.kernels.paged_attention import reference
+from hex_llm.kernels.paged_attention.api import IMPLEMENTATIONS
+
+
+def random_batch(rng, lengths, *, page_size, num_pages, table_width, tokens, seqs, decode_only):
+    """`lengths`: (tokens in this step, tokens in all) of each sequence, those with one token first."""
+    free = list(rng.permutation(np.arange(1, num_pages)))
+    table = np.zeros((seqs, table_width), np.int32)
+    position, page, offset = (np.zeros(tokens, np.int32) for _ in range(3))
+    cu_q = np.zeros(seqs + 1, np.int32)
+    kv_len = np.zeros(seqs, np.int32)
+    t = 0
+    for s, (new, total) in enumerate(lengths):
+        pages = [free.pop() for _ in range(-(-total // page_size))]
+        table[s, : len(pages)] = pages
+        for p in range(total - new, total):
+            position[t], page[t], offset[t] = p, pages[p // page_size], p % page_size
+            t += 1
+        cu_q[s + 1], kv_len[s] = t, total
+    cu_q[len(lengths) + 1 :] = t
+    num_decode = sum(new == 1 for new, _ in lengths)
+    batch = Batch(
+        tokens=jnp.zeros(tokens, jnp.int32),
+        positions=jnp.asarray(position),
+        write_page=jnp.asarray(page),
+        write_offset=jnp.asarray(offset),
+        cu_q=None if decode_only else jnp.asarray(cu_q),
+        kv_len=jnp.asarray(kv_len),
+        page_table=jnp.asarray(table),
+        num_decode=jnp.int32(num_decode),
+        num_seqs=jnp.int32(len(lengths)),
+    )
+    return batch, t
+
+
+def compare(
+    name, rng, lengths, *, dtype=jnp.float32, page_size=8, heads=4, kv_heads=2, head_dim=16, decode_only=False,
+    tokens=None, seqs=None, **options,
+):  # fmt: skip
+    used = sum(new for new, _ in lengths)
+    seqs = seqs or len(lengths) + 2
+    tokens = tokens or (seqs if decode_only else used + 5)
+    table_width = max(-(-total // page_size) for _, total in lengths) + 1
+    num_pages = 2 + sum(-(-total // page_size) for _, total in lengths)
+    batch, used = random_batch(
+        rng, lengths, page_size=page_size, num_pages=num_pages, table_width=table_width, tokens=tokens,
+        seqs=seqs, decode_only=decode_only,
+    )  # fmt: skip
+
+    def random(*shape):
+        return jnp.asarray(rng.standard_normal(shape, np.float32), dtype)
+
+    pages = random(num_pages, 2, kv_heads, page_size, head_dim)
+    q, k, v = (
+        random(tokens, heads, head_dim),
+        random(tokens, kv_heads, head_dim),
+        random(tokens, kv_heads, head_dim),
+    )
+    options = {"scale": head_dim**-0.5, **options}
+    want, want_pages = reference.paged_attention(q, k, v, pages, batch, **options)
+    run = jax.jit(lambda *args: IMPLEMENTATIONS[name](*args, **options))
+    got, got_pages = run(q, k, v, pages, batch)
+    tolerance = 2e-5 if dtype == jnp.float32 else 2e-2
+    np.testing.assert_allclose(
+        np.asarray(got[:used], np.float32),
+        np.asarray(want[:used], np.float32),
+        atol=tolerance,
+        rtol=tolerance,
+    )
+    assert np.all(np.isfinite(np.asarray(got, np.float32)))
+    np.testing.assert_array_equal(np.asarray(got_pages[1:], np.float32), np.asarray(want_pages[1:], np.float32))
+
+
+FAST = sorted(set(IMPLEMENTATIONS) - {"reference"})
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("seed", range(6))
+def test_random_mixed_batches_agree_with_the_reference(name, seed):
+    rng = np.random.default_rng(seed)
+    decodes = [(1, int(rng.integers(1, 600))) for _ in range(rng.integers(0, 20))]
+    prompts = []
+    for _ in range(rng.integers(1, 4)):
+        new = int(rng.integers(2, 300))
+        prompts.append((new, new + int(rng.choice([0, rng.integers(0, 400)]))))
+    options = [{}, {"window": 37}, {"soft_cap": 5.0}, {"window": 300, "soft_cap": 2.0}][seed % 4]
+    compare(name, rng, decodes + prompts, page_size=int(rng.choice([8, 16, 32])), **options)
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("seed", range(4))
+def test_random_decode_batches_agree_with_the_reference(name, seed):
+    rng = np.random.default_rng(100 + seed)
+    lengths = [(1, int(rng.integers(1, 700))) for _ in range(rng.integers(1, 40))]
+    compare(name, rng, lengths, decode_only=True, window=[None, 64][seed % 2])
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("page_size", [8, 16, 32, 2048])
+def test_every_page_size_works(name, page_size):
+    rng = np.random.default_rng(page_size)
+    compare(name, rng, [(1, 300), (1, 2300), (40, 90), (130, 2100)], page_size=page_size)
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 64), (8, 1, 32), (12, 4, 64), (3, 1, 96)])
+def test_every_grouping_of_heads_works_in_bfloat16(name, heads, kv_heads, head_dim):
+    rng = np.random.default_rng(heads)
+    lengths = [(1, 40), (1, 257), (64, 64), (33, 290)]
+    compare(name, rng, lengths, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=jnp.bfloat16)
