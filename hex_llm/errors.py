@@ -7,6 +7,7 @@
     - OutOfMemory           the model and its KV cache do not fit the device            exit 4
   x RequestError            the client's fault                                          4xx
     - ContextTooLong
+    - ChatTemplateMissing
   x NumericalError          the model produced no usable number for one request         500
 
 A message is one sentence or two for the person who reads it: it names the value and the limit.
@@ -44,6 +45,10 @@ class RequestError(HexError):
 
 class ContextTooLong(RequestError):
     code = "context_length_exceeded"
+
+
+class ChatTemplateMissing(RequestError):
+    code = "chat_template_missing"
 
 
 class NumericalError(HexError):

@@ -1,0 +1,90 @@
+"""The `hex-llm` command.
+
+A command's module is imported when it runs, and has a function `main(argv)` that may return an exit code. What goes
+wrong at start is raised as a StartError and becomes one line and an exit code here, nowhere else.
+"""
+
+import difflib
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from hex_llm import log
+from hex_llm.config import flags_markdown
+from hex_llm.errors import ConfigError, HexError, StartError
+from hex_llm.flags import FlagParser
+
+
+class Command(NamedTuple):
+    help: str
+    run: Callable[[Sequence[str]], int | None]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line; returns its exit code."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        log.configure()
+        return _run(argv) or 0
+    except HexError as error:
+        print(f"hex-llm: {error}", file=sys.stderr)
+        return error.exit_code if isinstance(error, StartError) else 1
+    except KeyboardInterrupt:
+        return 130  # 128 + SIGINT, as shells have it
+
+
+def _run(argv: Sequence[str]) -> int | None:
+    if argv[:1] == ["--version"]:
+        return _version(argv[1:])
+    for words in (2, 1):
+        if command := COMMANDS.get(" ".join(argv[:words])):
+            return command.run(argv[words:])
+    wanted = [word for word in argv if word not in ("-h", "--help")]
+    listed = {name: command for name, command in COMMANDS.items() if name.split()[: len(wanted)] == wanted}
+    if not listed:
+        raise ConfigError(_unknown(" ".join(wanted[:2])))
+    print(_usage(listed))
+    return 0 if len(wanted) < len(argv) else ConfigError.exit_code
+
+
+def _unknown(name: str) -> str:
+    names = {*COMMANDS, *(known.split()[0] for known in COMMANDS)}
+    close = difflib.get_close_matches(name, sorted(names), n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "hex-llm --help lists those there are."
+    return f"There is no command {name!r}; {hint}"
+
+
+def _usage(commands: dict[str, Command]) -> str:
+    width = max(map(len, commands))
+    lines = [f"  {name:<{width}}  {command.help}" for name, command in commands.items()]
+    return "\n".join(
+        ["usage: hex-llm COMMAND [flags]", "", "commands:", *lines, "", "hex-llm COMMAND --help lists its flags."]
+    )
+
+
+def _in(module: str) -> Callable[[Sequence[str]], int | None]:
+    return lambda argv: importlib.import_module(module).main(argv)
+
+
+def _version(argv: Sequence[str]) -> None:
+    FlagParser("hex-llm version", COMMANDS["version"].help, flags=()).parse_args(argv)
+    print(f"hex-llm {importlib.metadata.version('hex-llm')}")
+
+
+def _flags(argv: Sequence[str]) -> None:
+    FlagParser("hex-llm flags", COMMANDS["flags"].help, flags=()).parse_args(argv)
+    print(flags_markdown(), end="")
+
+
+COMMANDS = {
+    "chat": Command("Talk to a model in the terminal.", _in("hex_llm.chat_cli")),
+    "bench offline": Command("Measure the engine without a server.", _in("hex_llm.bench.offline")),
+    "flags": Command("Print every flag as Markdown.", _flags),
+    "version": Command("Print the version.", _version),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

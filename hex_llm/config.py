@@ -1,0 +1,287 @@
+"""The settings of an engine and its server. A field of `Config` is a flag: its name, type, default and help.
+
+Nothing else in the package declares these, and nobody changes a `Config` once it is built. What has to be derived
+(block counts, buckets, the model's own numbers) is computed from it into types of its own.
+"""
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from hex_llm.errors import ConfigError
+from hex_llm.flags import FlagParser, flag, flags_of, markdown_tables
+
+_model = partial(flag, "Model")
+_engine = partial(flag, "Inference engine")
+_memory = partial(flag, "Memory")
+_lora = partial(flag, "Dynamic LoRA", needs="LoRA adapters")
+_server = partial(flag, "Server", needs="the HTTP server")
+
+_DEFAULT_SHARE = 0.9
+_NO_FLOAT16 = "its range is too small for models trained in bfloat16; use bfloat16 or float32."
+
+# Flags of Hex-LLM's first generation, as people may still have them in scripts.
+RETIRED = {
+    "log_level": "set the environment variable HEX_LLM_LOG_LEVEL instead.",
+    "num_nodes": "use --num_hosts.",
+    "use_ray": "use --worker_distributed_method=ray.",
+    "batch_mode": "batching is always continuous; leave the flag out.",
+    "tokens_pad_multiple": "use --prefill_len_padding.",
+    "seqs_pad_multiple": "use --prefill_seqs_padding and --decode_seqs_padding.",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Every setting. A value that is out of range, or at odds with another, raises ConfigError."""
+
+    model: str | None = _model(
+        None,
+        "A folder with a model in Hugging Face layout and safetensors weights. Without it, the small model that comes"
+        " with the package.",
+    )
+    tokenizer: str | None = _model(None, "A folder with the tokenizer. Without it, the model's own.")
+    tokenizer_mode: Literal["auto", "slow"] = _model(
+        "auto", "auto takes the fast tokenizer where there is one; slow takes the one written in Python."
+    )
+    trust_remote_code: bool = _model(
+        False,
+        "Kept for scripts that switch it off: code that comes with a model is never run.",
+        refused={True: "there is no part that runs code shipped with a model, so it would change nothing."},
+    )
+    revision: str | None = _model(
+        None, "Branch, tag or commit of a model on the Hugging Face Hub.", needs="downloads from the Hugging Face Hub"
+    )
+    load_format: Literal["auto", "dummy"] = _model(
+        "auto",
+        "auto reads the model's safetensors files; dummy makes random weights on the device, for measurements.",
+        refused={"pt": "weights are read from safetensors files only."},
+    )
+    dtype: Literal["auto", "bfloat16", "float32"] = _model(
+        "auto",
+        "Number type of weights and KV cache. auto is bfloat16, but float32 for a float32 model on the CPU.",
+        refused={"float16": _NO_FLOAT16, "half": _NO_FLOAT16},
+    )
+    max_model_len: int | None = _model(
+        None, "Most tokens of a sequence, prompt and output together. Without it, the model's own context length."
+    )
+    sliding_window: int | None = _model(
+        None, "Attend to this many last tokens in place of the model's own window. An experiment: quality may suffer."
+    )
+    seed: int = _model(
+        0, "Where the random numbers of requests without a seed of their own begin.", at_least=0, at_most=2**32 - 1
+    )
+
+    num_hosts: int = _engine(1, "Machines that hold one model together.", needs="multi-host serving")
+    disagg_topo: str | None = _engine(
+        None,
+        "Separate engines for prompts and for decoding, as two counts: 3,1 is three and one.",
+        needs="disaggregated serving",
+    )
+    data_parallel_size: int = _engine(1, "Engines with a copy of the model each.", needs="data parallelism")
+    tensor_parallel_size: int = _engine(1, "Devices that share one copy of the model.", needs="tensor parallelism")
+    worker_distributed_method: Literal["mp", "ray"] = _engine(
+        "mp", "How engine processes are started: by multiprocessing or by Ray.", needs="the Ray launcher"
+    )
+    enable_jit: bool = _engine(True, "Compile the steps. Off only to debug a model: it is many times slower.")
+    warmup: bool = _engine(
+        True, "Compile every step before the first request. Off, the first requests of each size wait for it."
+    )
+    compilation_cache_dir: str | None = _engine(
+        None,
+        "Folder that keeps compiled steps for the next start; an empty text keeps none. Without it, what"
+        " JAX_COMPILATION_CACHE_DIR says, else hex_llm/xla in the user's cache folder.",
+    )
+    async_scheduling: bool = _engine(
+        True, "Plan the next step while the device computes this one. Off, the device waits for each plan."
+    )
+    max_prefill_seqs: int | None = _engine(
+        None, "Most prompts that one step works on. Without it 1, or 8 with --enable_chunked_prefill."
+    )
+    prefill_seqs_padding: int = _engine(8, "The sequences of a step with prompts are padded to a multiple of this.")
+    prefill_len_padding: int = _engine(
+        512,
+        "Tokens in the smallest compiled step for prompts, and the unit of prefix cache hits: the tokens that a hit"
+        " saves are a multiple of this.",
+    )
+    max_decode_seqs: int = _engine(
+        256, "Most sequences that run at the same time.", aliases=("max_running_seqs", "max-num-seqs")
+    )
+    decode_seqs_padding: int = _engine(
+        8, "Sequences in the smallest compiled step for decoding, never more than --max_decode_seqs."
+    )
+    decode_blocks_padding: int = _engine(
+        128,
+        "The page table's blocks per sequence are padded to a multiple of this, where the attention kernel has need.",
+    )
+    max_num_batched_tokens: int | None = _engine(
+        None, "Most tokens in one step, prompts and decoding together. Without it, chosen from the other settings."
+    )
+    enable_prefix_cache_hbm: bool = _engine(
+        False,
+        "Keep the KV blocks of finished prompts in device memory for prompts that begin the same way.",
+        aliases=("enable-prefix-caching",),
+    )
+    enable_chunked_prefill: bool = _engine(
+        False, "Cut prompts into pieces and mix them with decoding, so that a long prompt does not hold up the others."
+    )
+
+    hbm_utilization_factor: float = _memory(
+        _DEFAULT_SHARE,
+        "Share of the device memory still free after weights and temporaries that the KV cache takes.",
+        above=0,
+        at_most=1,
+    )
+    gpu_memory_utilization: float | None = _memory(
+        None,
+        "Share of the whole device memory for weights, temporaries and KV cache together, as in vLLM. It takes the"
+        " place of --hbm_utilization_factor.",
+        above=0,
+        at_most=1,
+    )
+    num_blocks: int | None = _memory(
+        None,
+        "Blocks of KV cache. With it, the two shares of memory are not looked at.",
+        aliases=("num-gpu-blocks-override",),
+    )
+    block_size: Literal[8, 16, 32, 2048, 8192] = _memory(32, "Tokens in a block of KV cache.")
+
+    enable_lora: bool = _lora(False, "Serve requests that name a LoRA adapter.")
+    max_lora_rank: int = _lora(16, "Highest rank of an adapter.")
+    enable_lora_cache: bool = _lora(True, "Keep adapters once they were loaded.")
+    max_num_mem_cached_lora: int = _lora(16, "Adapters kept in device memory.")
+
+    host: str = _server("0.0.0.0", "Address to listen on.")
+    port: int = _server(7080, "Port to listen on.", at_most=65535)
+    served_model_name: str | None = _server(None, "Name of the model in answers. Without it, what --model says.")
+    disable_log_requests: bool = _server(False, "Do not log each request.")
+
+    def __post_init__(self) -> None:
+        for each in flags_of(Config):
+            each.check(getattr(self, each.name))
+        for name in ("model", "tokenizer"):
+            if getattr(self, name) == "":
+                raise ConfigError(f"--{name}= is empty; name a folder, or leave the flag out.")
+        if self.gpu_memory_utilization is not None and self.hbm_utilization_factor != _DEFAULT_SHARE:
+            raise _two_shares(self.hbm_utilization_factor, self.gpu_memory_utilization)
+        if self.enable_prefix_cache_hbm and self.prefill_len_padding % self.block_size:
+            raise ConfigError(
+                f"--prefill_len_padding={self.prefill_len_padding} must be a multiple of"
+                f" --block_size={self.block_size} with --enable_prefix_cache_hbm: prefix hits come in whole paddings"
+                " made of whole blocks."
+            )
+        self._check_step_tokens()
+
+    def _check_step_tokens(self) -> None:
+        tokens = self.max_num_batched_tokens
+        if tokens is None:
+            return
+        if tokens < self.max_decode_seqs:
+            raise ConfigError(
+                f"--max_num_batched_tokens={tokens} is less than --max_decode_seqs={self.max_decode_seqs}: a step"
+                " has a token for every sequence that runs."
+            )
+        if self.enable_chunked_prefill and tokens < self.prefill_len_padding:
+            raise ConfigError(
+                f"--max_num_batched_tokens={tokens} is less than --prefill_len_padding={self.prefill_len_padding},"
+                " the smallest step for prompts."
+            )
+
+    def model_len(self, context: int) -> int:
+        """The most tokens of a sequence, for a model whose own context length is `context`."""
+        if self.max_model_len is not None and self.max_model_len > context:
+            raise ConfigError(
+                f"--max_model_len={self.max_model_len} is beyond the model's context length of {context} tokens."
+            )
+        return self.max_model_len or context
+
+    @property
+    def prefill_seqs(self) -> int:
+        """Most prompts that one step works on."""
+        if self.max_prefill_seqs is not None:
+            return self.max_prefill_seqs
+        return 8 if self.enable_chunked_prefill else 1
+
+    @property
+    def compilation_cache(self) -> Path | None:
+        """The folder that keeps compiled steps; None keeps none."""
+        if self.compilation_cache_dir is not None:
+            return Path(self.compilation_cache_dir).expanduser() if self.compilation_cache_dir else None
+        if jax_cache := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+            return Path(jax_cache)
+        user_cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        # The XDG rules say to take no notice of a relative path.
+        return (user_cache if user_cache.is_absolute() else Path.home() / ".cache") / "hex_llm" / "xla"
+
+    @classmethod
+    def from_args(cls, argv: Sequence[str]) -> "Config":
+        """The settings that a command line gives."""
+        return parse_config(config_parser("hex-llm", "Settings of hex-llm."), argv)[0]
+
+
+def config_parser(prog: str, description: str) -> FlagParser:
+    """A parser of all settings, to which a command may add arguments of its own."""
+    return FlagParser(prog, description, flags_of(Config))
+
+
+def parse_config(parser: FlagParser, argv: Sequence[str]) -> tuple[Config, argparse.Namespace]:
+    """The settings, and the arguments that the command added. The model may be given without its flag."""
+    arguments, words = parser.parse(argv, RETIRED)
+    given = {flag.name: vars(arguments).pop(flag.name) for flag in parser.flags if flag.name in arguments}
+    if len(words) > 1:
+        raise ConfigError(f"Of {' '.join(map(repr, words))} only one can be the model.")
+    for word in words:
+        if given.setdefault("model", word) != word:
+            raise ConfigError(f"{word!r} and --model={given['model']} name two models; give one.")
+    # Config cannot tell a default from the same value given; a command line can.
+    if given.keys() >= {"hbm_utilization_factor", "gpu_memory_utilization"}:
+        raise _two_shares(given["hbm_utilization_factor"], given["gpu_memory_utilization"])
+    return Config(**given), arguments
+
+
+def _two_shares(hbm: float, gpu: float) -> ConfigError:
+    return ConfigError(
+        f"--hbm_utilization_factor={hbm} and --gpu_memory_utilization={gpu} both size the KV cache; give one."
+    )
+
+
+def flags_markdown() -> str:
+    """The page docs/flags.md."""
+    retired = "".join(f"| `--{name}` | {hint} |\n" for name, hint in RETIRED.items())
+    return f"""{_HEADER}
+{markdown_tables(flags_of(Config))}
+{_FOOTER}{retired}"""
+
+
+_HEADER = """\
+# Flags
+
+This page is written by `hex-llm flags > docs/flags.md`; a test compares the two.
+
+Every flag is read with underscores or with dashes (`--max_model_len`, `--max-model-len`) and under the other spellings
+shown, those of Hex-LLM and of vLLM. A value follows after `=` or as the next word. Given twice, the last one counts.
+From Python, the flags are the keyword arguments of `Config`.
+
+A value out of range, two flags that contradict each other, an unknown flag, and a flag whose part is not there yet
+end the command with one line and exit code 2. Giving such a flag its default value is fine.
+"""
+
+_FOOTER = """\
+## Environment
+
+| variable | values | default | meaning |
+|---|---|---|---|
+| `HEX_LLM_LOG_LEVEL` | a level of Python's `logging`, in any case | INFO | The least important lines to log. |
+| `HEX_LLM_VERBOSE_LOG` | true or false | false | Log lines also name the process, the thread and the line of code. |
+
+## Flags of old
+
+Hex-LLM's first generation had these. They are refused, with this hint:
+
+| flag | hint |
+|---|---|
+"""
