@@ -1,0 +1,195 @@
+"""What a folder of tokenizer files gives, and what is said of a bad one."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from built_tokenizers import PythonTokenizer, byte_level, llama2, python, train_byte_level, unigram
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from hex_llm.errors import CheckpointError, ConfigError, RequestError
+from hex_llm.text.tokenizer import GenerationDefaults, Tokenizer
+
+
+def write(folder: Path, name: str, value: object) -> None:
+    (folder / name).write_text(value if isinstance(value, str) else json.dumps(value))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tokenizer = train_byte_level(300, ["<s>", "</s>", "<|eot|>"])
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(tmp_path)
+    write(tmp_path, "config.json", {"model_type": "llama", "eos_token_id": [1, 2]})
+    return tmp_path
+
+
+def test_text_survives_encoding_and_decoding(folder: Path):
+    tokenizer = Tokenizer.load(folder)
+    text = "Hello, 你好 🚀\n  end"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode(text) == AutoTokenizer.from_pretrained(folder).encode(text)
+    assert tokenizer.vocab_size == 300
+    assert tokenizer.is_fast
+
+
+def test_special_tokens_are_added_and_skipped_as_asked(folder: Path):
+    source = AutoTokenizer.from_pretrained(folder, add_bos_token=True)
+    tokenizer = Tokenizer(source)
+    ids = tokenizer.encode("a")
+    assert ids == [tokenizer.bos_id, *tokenizer.encode("a", add_special_tokens=False)]
+    assert tokenizer.decode(ids) == "a"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<s>a"
+    assert tokenizer.special_ids == {0, 1, 2}
+
+
+def test_loading_opens_no_connection(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_):
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    Tokenizer.load(folder)
+
+
+def test_code_beside_a_tokenizer_is_never_run(folder: Path):
+    write(folder, "trap.py", f"open({str(folder / 'ran')!r}, 'w')\nclass Trap: pass")
+    write(
+        folder, "tokenizer_config.json", {"tokenizer_class": "Trap", "auto_map": {"AutoTokenizer": ["trap.Trap", None]}}
+    )
+    assert Tokenizer.load(folder).encode("a")
+    (folder / "tokenizer.json").unlink()
+    write(folder, "vocab.json", {})
+    with pytest.raises(CheckpointError, match=r"vocab\.json"):
+        Tokenizer.load(folder)
+    assert not (folder / "ran").exists()
+
+
+def test_end_tokens_are_those_of_all_three_files(folder: Path):
+    assert Tokenizer.load(folder).eos_ids == {1, 2}
+    write(folder, "generation_config.json", {"eos_token_id": 7})
+    assert Tokenizer.load(folder).eos_ids == {1, 2, 7}
+    write(folder, "config.json", {"model_type": "llama4", "text_config": {"eos_token_id": 9}})
+    assert Tokenizer.load(folder).eos_ids == {1, 7, 9}
+    write(folder, "config.json", {"model_type": "llama", "eos_token_id": None})
+    write(folder, "generation_config.json", {})
+    assert Tokenizer.load(folder).eos_ids == {1}  # the tokenizer's own
+
+
+def test_end_tokens_come_from_the_model_where_the_tokenizer_lies_elsewhere(folder: Path, tmp_path_factory):
+    model = tmp_path_factory.mktemp("model")
+    write(model, "config.json", {"eos_token_id": 5})
+    assert Tokenizer.load(folder, model_folder=model).eos_ids == {1, 5}
+
+
+def test_sampling_defaults_are_those_of_generation_config(folder: Path):
+    assert Tokenizer.load(folder).defaults == GenerationDefaults()
+    write(folder, "generation_config.json", {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "do_sample": True})
+    assert Tokenizer.load(folder).defaults == GenerationDefaults(temperature=0.6, top_p=0.9, top_k=20)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", '{"version": "1.0", "trunc'),
+        ("tokenizer.json", '{"version": "1.0"}'),
+        ("tokenizer_config.json", "{not json"),
+        ("tokenizer_config.json", "[1]"),
+        ("config.json", "{"),
+        ("config.json", '{"eos_token_id": "two"}'),
+        ("config.json", '{"eos_token_id": [1, true]}'),
+        ("generation_config.json", '{"eos_token_id": -1}'),
+        ("generation_config.json", '{"top_p": 1.5}'),
+        ("generation_config.json", '{"temperature": "hot"}'),
+        ("generation_config.json", "\xff"),
+    ],
+)
+def test_a_damaged_file_is_named(folder: Path, name: str, content: str):
+    write(folder, name, content)
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")) as raised:
+        Tokenizer.load(folder)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("named", ["PreTrainedTokenizerFast", "LlamaTokenizer"])
+def test_a_missing_tokenizer_is_named_even_where_transformers_would_make_an_empty_one(folder: Path, named: str):
+    (folder / "tokenizer.json").unlink()
+    write(folder, "tokenizer_config.json", {"tokenizer_class": named})
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
+        Tokenizer.load(folder)
+
+
+def test_tokenizer_json_stands_over_the_class_that_the_config_names(folder: Path):
+    write(folder, "tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>"})
+    assert Tokenizer.load(folder).decode(Tokenizer.load(folder).encode("a b\nc")) == "a b\nc"
+
+
+def test_a_truncation_in_the_file_cuts_nothing(folder: Path):
+    saved = json.loads((folder / "tokenizer.json").read_text())
+    saved["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    write(folder, "tokenizer.json", saved)
+    assert len(Tokenizer.load(folder).encode("~" * 50)) == 50
+
+
+def test_slow_is_refused_where_there_is_only_a_fast_tokenizer(folder: Path):
+    with pytest.raises(ConfigError, match="tokenizer_mode=slow"):
+        Tokenizer.load(folder, mode="slow")
+
+
+def test_a_slow_tokenizer_does_all_that_a_fast_one_does():
+    tokenizer = python()
+    assert not tokenizer.is_fast
+    ids = tokenizer.encode("the é ~ end")
+    assert tokenizer.decode([*ids, *PythonTokenizer().all_special_ids, 10_000]) == "the é ~ end"
+    assert tokenizer.vocab_size == len(PythonTokenizer())
+    assert tokenizer.token_text(tokenizer.encode("b")[0]) == "b"
+    assert tokenizer.encode_bad_words(["b"])
+
+
+def test_a_vocabulary_larger_than_the_embedding_is_refused():
+    tokenizer = byte_level()
+    tokenizer.check_embedding(tokenizer.vocab_size)
+    with pytest.raises(
+        CheckpointError, match=f"id is {tokenizer.vocab_size - 1}, .* embeds {tokenizer.vocab_size - 1} "
+    ):
+        tokenizer.check_embedding(tokenizer.vocab_size - 1)
+
+
+def test_bad_words_are_encoded_with_and_without_a_space():
+    tokenizer = byte_level()
+    words = tokenizer.encode_bad_words(["the", " end"])
+    assert {tokenizer.decode(word) for word in words} == {"the", " the", "end", " end"}
+    with pytest.raises(RequestError, match="bad_words"):
+        tokenizer.encode_bad_words(["ok", " "])
+
+
+def test_half_a_surrogate_pair_is_refused():
+    with pytest.raises(RequestError, match=r"U\+D83D at character 3"):
+        byte_level().encode("abc\ud83d")
+
+
+def test_single_tokens_read_as_in_the_middle_of_a_text():
+    plain, fallback, gemma = byte_level(), llama2(), unigram()
+    rocket = plain.encode("🧩")
+    assert b"".join(plain.token_bytes(id) for id in rocket) == "🧩".encode()
+    assert plain.token_text(rocket[0]).count("\ufffd") == 1
+    names = {fallback.token_name(id): id for id in range(fallback.vocab_size)}
+    assert fallback.token_text(names["▁the"]) == " the"
+    assert fallback.token_bytes(names["<0x0A>"]) == b"\n"
+    assert fallback.token_text(names["</s>"]) == "</s>"
+    assert gemma.token_bytes(gemma.vocab_size + 1) == b""
+
+
+def test_loading_is_silent_and_imports_transformers_late_and_jax_never(folder: Path):
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from hex_llm.text import chat, detokenizer, tokenizer\n"
+        "assert 'transformers' not in sys.modules\n"
+        f"tokenizer.Tokenizer.load(Path({str(folder)!r}))\n"
+        "assert 'jax' not in sys.modules and 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
