@@ -3,6 +3,7 @@
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 class FinishReason(enum.StrEnum):
@@ -37,9 +38,25 @@ class SamplingParams:
     logprobs: int | None = None  # how many alternatives, 0: only the token's own
     prompt_logprobs: int | None = None
 
+    def __post_init__(self) -> None:
+        # A single string or a list is as good as a tuple; what is kept can be neither changed nor misread.
+        for name in ("stop", "bad_words"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value or ()))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
+
     @property
     def greedy(self) -> bool:
         return self.temperature == 0 or self.top_k == 1
+
+
+class TokenLogprobs(NamedTuple):
+    """What the model thought of one token, and of the likeliest in its place."""
+
+    logprob: float
+    rank: int  # 1 is the likeliest
+    top: tuple[tuple[int, float], ...]  # token and log-probability, likeliest first
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -69,6 +86,10 @@ class Request:
     slot: int = -1  # its row of the device's state, while it runs
     num_cached: int = 0  # tokens of the prompt found in the prefix cache, as reported
     num_preemptions: int = 0
+    last_step: int = 0  # when it was preempted: the number of the last step that may hold a slice of it
+    keys: list[bytes] = field(default_factory=list)  # of its full blocks, for the prefix cache
+    # Of the prompt's tokens, as far as they are known; nothing comes before the first.
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
     finish_reason: FinishReason | None = None
 
     @property
@@ -81,7 +102,10 @@ class Request:
 
     @property
     def num_pending(self) -> int:
-        return self.num_tokens - self.num_computed
+        """How many tokens are left to compute: none once the last token wanted has been sampled."""
+        if len(self.output) + self.num_in_flight >= self.max_output:
+            return 0
+        return len(self.prompt) + len(self.output) + self.num_in_flight - self.num_computed
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """The known tokens from `start` to `stop`."""

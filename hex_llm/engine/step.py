@@ -23,6 +23,11 @@ class Slice(NamedTuple):
     fresh: bool  # the request has just been given its slot, and the device knows nothing of it yet
     num_old_blocks: int  # how many of request.blocks the device's page table has (0 when fresh)
 
+    @property
+    def decodes(self) -> bool:
+        """Whether it moves a request that the device knows on by one token."""
+        return self.length == 1 and not self.fresh
+
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
@@ -57,5 +62,8 @@ class Runner(Protocol):
     """Computes steps, in the order in which they are handed over."""
 
     def dispatch(self, step: Sequence[Slice]) -> PendingStep:
-        """Starts a step and returns at once. Everything needed is read from the requests before it returns."""
+        """Starts a step and returns at once. Everything needed is read from the requests before it returns.
+
+        Slices that decode come first, then fresh ones of one token, then the longer ones.
+        """
         ...

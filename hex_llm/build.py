@@ -1,0 +1,191 @@
+"""From settings to a running engine: the only place that knows all the parts."""
+
+import dataclasses
+import logging
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hex_llm.config import Config
+from hex_llm.engine.engine import Engine
+from hex_llm.engine.limits import Limits
+from hex_llm.loader.checkpoint import open_checkpoint
+from hex_llm.loader.config_json import ModelConfig, read_config
+from hex_llm.loader.source import locate
+from hex_llm.loader.weights import dummy, load
+from hex_llm.models.arch import Arch
+from hex_llm.models.registry import family
+from hex_llm.models.weights import abstract, bytes_per_device
+from hex_llm.parallel.mesh import make_mesh
+from hex_llm.runner.buckets import Buckets
+from hex_llm.runner.compiler import Arguments, Compiler
+from hex_llm.runner.layout import Shapes
+from hex_llm.runner.memory import Memory, Needs, Share, plan_blocks
+from hex_llm.runner.runner import DeviceRunner
+
+logger = logging.getLogger(__name__)
+
+EMBEDDED_MODEL = Path(__file__).parent / "assets" / "hex-mini"
+# Tokens of a step with prompts, where no flag says: enough to fill a device, few enough to answer others in between.
+CHUNKED_STEP_TOKENS = 2048
+WHOLE_STEP_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model as the settings want it: where its files are, and its numbers."""
+
+    folder: Path
+    arch: Arch
+    dtype: Any
+    max_model_len: int
+
+
+def find_model(config: Config) -> Model:
+    folder = locate(config.model) if config.model else EMBEDDED_MODEL
+    found = read_config(folder)
+    arch = found.arch
+    if config.sliding_window is not None:
+        arch = dataclasses.replace(arch, window=config.sliding_window)
+    return Model(folder, arch, _dtype(config, found), config.model_len(arch.max_position))
+
+
+def build_engine(config: Config, model: Model) -> Engine:
+    """Plans memory, compiles, loads: whatever cannot work fails before anything large is allocated."""
+    started = time.monotonic()
+    _use_compilation_cache(config)
+    mesh = make_mesh()
+    arch, weights = model.arch, family(model.arch).weights
+    params = abstract(weights, arch, mesh, model.dtype)
+    buckets = _buckets(config, model)
+
+    def prepare(num_pages: int) -> tuple[Shapes, Arguments, Compiler]:
+        shapes = _shapes(config, model, num_pages)
+        arguments = Arguments.of(params, arch, shapes, model.dtype)
+        return shapes, arguments, Compiler(arch, shapes, arguments, jit=config.enable_jit)
+
+    def plan(needs: Needs) -> int:
+        return plan_blocks(
+            memory,
+            needs,
+            Share(config.hbm_utilization_factor, config.gpu_memory_utilization),
+            max_model_len=model.max_model_len,
+            block_size=config.block_size,
+            num_blocks=config.num_blocks,
+        )
+
+    _, arguments, _ = prepare(1)
+    memory = Memory.of(mesh.devices.flat[0])
+    needs = Needs(
+        weights=bytes_per_device(weights, arch, mesh, model.dtype),
+        state=sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(arguments.state)),
+        temporaries=0,
+        block=sum(math.prod(x.shape) * x.dtype.itemsize for x in arguments.kv),
+    )
+    num_pages = plan(needs)
+    shapes, arguments, compiler = prepare(num_pages)
+    if config.enable_jit and config.warmup:
+        needs = dataclasses.replace(needs, temporaries=max(map(compiler.temporaries, buckets.largest())))
+        if plan(needs) != num_pages:
+            num_pages = plan(needs)
+            shapes, arguments, compiler = prepare(num_pages)
+    compiled = compiler.compile_all(buckets) if config.warmup and config.enable_jit else None
+    weights_loaded = _load(config, model, weights, mesh)
+    runner = DeviceRunner(weights_loaded, arguments, shapes, buckets, compiler)
+    if compiled:
+        compiled()
+    limits = _limits(config, model, num_pages)
+    logger.info(
+        "Ready in %.1f s: %s weights, KV cache of %d tokens (%.2f GiB), room for %.1f sequences of %d tokens.",
+        time.monotonic() - started,
+        _size(needs.weights),
+        limits.kv_tokens,
+        num_pages * needs.block / 2**30,
+        limits.kv_tokens / model.max_model_len,
+        model.max_model_len,
+    )
+    return Engine(runner, limits, max_in_flight=1 if config.async_scheduling else 0)
+
+
+def _load(config: Config, model: Model, weights: type, mesh: jax.sharding.Mesh) -> Any:
+    if config.load_format == "dummy":
+        return dummy(weights, model.arch, mesh, model.dtype, seed=config.seed)
+    return load(weights, model.arch, open_checkpoint(model.folder), mesh, model.dtype)
+
+
+def _dtype(config: Config, found: ModelConfig) -> Any:
+    if config.dtype != "auto":
+        return jnp.dtype(config.dtype)
+    if jax.default_backend() == "cpu" and found.dtype == "float32":
+        return jnp.dtype(jnp.float32)
+    return jnp.dtype(jnp.bfloat16)
+
+
+def _use_compilation_cache(config: Config) -> None:
+    folder = config.compilation_cache
+    jax.config.update("jax_enable_compilation_cache", folder is not None)
+    if folder:
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _step_tokens(config: Config, model: Model) -> int:
+    if config.max_num_batched_tokens is not None:
+        return config.max_num_batched_tokens
+    tokens = CHUNKED_STEP_TOKENS if config.enable_chunked_prefill else WHOLE_STEP_TOKENS
+    prompts = model.max_model_len * config.prefill_seqs
+    return max(min(tokens, prompts), config.max_decode_seqs)
+
+
+def _buckets(config: Config, model: Model) -> Buckets:
+    step_tokens = _step_tokens(config, model)
+    mixed_seqs = config.max_decode_seqs if config.enable_chunked_prefill else config.prefill_seqs
+    return Buckets(
+        decode_padding=min(config.decode_seqs_padding, config.max_decode_seqs),
+        max_decodes=config.max_decode_seqs,
+        mixed_padding=min(config.prefill_len_padding, step_tokens),
+        max_mixed_tokens=step_tokens,
+        max_mixed_seqs=_padded(mixed_seqs, config.prefill_seqs_padding),
+    )
+
+
+def _shapes(config: Config, model: Model, num_pages: int) -> Shapes:
+    blocks = -(-model.max_model_len // config.block_size)
+    return Shapes(
+        num_slots=config.max_decode_seqs,
+        page_size=config.block_size,
+        table_width=_padded(blocks, config.decode_blocks_padding),
+        num_pages=num_pages,
+        max_fresh=config.prefill_seqs,
+        max_model_len=model.max_model_len,
+        vocab_size=model.arch.vocab_size,
+    )
+
+
+def _limits(config: Config, model: Model, num_pages: int) -> Limits:
+    return Limits(
+        vocab_size=model.arch.vocab_size,
+        max_model_len=model.max_model_len,
+        num_blocks=num_pages,
+        block_size=config.block_size,
+        max_running=config.max_decode_seqs,
+        max_prefills=config.prefill_seqs,
+        step_tokens=_step_tokens(config, model),
+        chunked=config.enable_chunked_prefill,
+        prefix_caching=config.enable_prefix_cache_hbm,
+        prefix_unit=config.prefill_len_padding,
+    )
+
+
+def _padded(size: int, padding: int) -> int:
+    return -(-size // padding) * padding
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"

@@ -1,0 +1,95 @@
+"""From what a client asked for to a request that can be served, or a refusal that says why not."""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from hex_llm.engine.limits import Limits
+from hex_llm.engine.request import Request, SamplingParams
+from hex_llm.engine.sampling import check_rules, check_sampling, fold_seed
+from hex_llm.errors import ContextTooLong, RequestError
+
+
+def new_request(
+    id: str,
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    limits: Limits,
+    *,
+    end_ids: Collection[int] = (),
+    bad_words: Sequence[Sequence[int]] = (),
+    seed: int = 0,
+    index: int = 0,
+    adapter: str = "",
+    cache_salt: str = "",
+) -> Request:
+    """The `index`-th of the `sampling.n` requests for a prompt. RequestError where it cannot be served.
+
+    `end_ids` are the model's end tokens, `bad_words` those of `sampling` as tokens, and `seed` counts where
+    `sampling` has none.
+    """
+    check_sampling(sampling, limits.vocab_size)
+    request = Request(
+        id=id,
+        prompt=prompt,
+        sampling=sampling,
+        max_output=resolve_max_output(len(prompt), sampling.max_tokens, limits),
+        stop_ids=frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else end_ids),
+        bad_words=tuple(tuple(word) for word in bad_words),
+        seed=fold_seed(seed if sampling.seed is None else sampling.seed, index),
+        adapter=adapter,
+        cache_salt=cache_salt,
+    )
+    check_request(request, limits)
+    return request
+
+
+def check_request(request: Request, limits: Limits) -> None:
+    """Refuses what could not be served, or would index out of an array on the device: RequestError."""
+    check_sampling(request.sampling, limits.vocab_size)
+    check_rules(request.sampling, request.bad_words, len(request.stop_ids), limits.vocab_size)
+    assert bool(request.sampling.bad_words) <= bool(request.bad_words), "bad words need their tokens"
+    resolve_max_output(len(request.prompt), request.max_output, limits)
+    if request.sampling.min_tokens > request.max_output:
+        raise RequestError(
+            f"min_tokens={request.sampling.min_tokens} is more than the {request.max_output} tokens "
+            "that the output may have.",
+            param="min_tokens",
+        )
+    tokens = np.asarray(request.prompt)
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise RequestError("The prompt must be a list of whole numbers, its tokens.", param="prompt")
+    for token in (int(tokens.min()), int(tokens.max())):
+        if not 0 <= token < limits.vocab_size:
+            raise RequestError(
+                f"The prompt has the token {token}; tokens of this model go from 0 to {limits.vocab_size - 1}.",
+                param="prompt",
+            )
+
+
+def resolve_max_output(num_prompt: int, max_tokens: int | None, limits: Limits) -> int:
+    """How many tokens a request may yield: `max_tokens`, or as many as the context has room for."""
+    if not num_prompt:
+        raise RequestError("The prompt is empty; it must have at least one token.", param="prompt")
+    context = f"the context is {limits.max_model_len} tokens"
+    if limits.kv_tokens < limits.max_model_len:
+        context = (
+            f"the KV cache of {limits.num_blocks - 1} blocks of {limits.block_size} tokens "
+            f"holds {limits.kv_tokens} tokens"
+        )
+    room = limits.context - num_prompt
+    if room < 1:
+        raise ContextTooLong(
+            f"The prompt has {num_prompt} tokens; {context}, and one must be left for the output.", param="prompt"
+        )
+    if max_tokens is None:
+        return room
+    if max_tokens < 1:
+        raise RequestError(f"max_tokens={max_tokens} must be at least 1.", param="max_tokens")
+    if max_tokens > room:
+        raise ContextTooLong(
+            f"The prompt has {num_prompt} tokens and max_tokens is {max_tokens}, together "
+            f"{num_prompt + max_tokens}; {context}.",
+            param="max_tokens",
+        )
+    return max_tokens

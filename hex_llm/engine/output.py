@@ -1,0 +1,33 @@
+"""What leaves the engine: values, never a request."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hex_llm.engine.request import FinishReason, TokenLogprobs
+
+
+class Output(NamedTuple):
+    """What a request gained by one step."""
+
+    request_id: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # one per token, where asked for
+    finish_reason: FinishReason | None = None  # set on the last output of a request
+    num_cached: int = 0  # tokens of the prompt that were not computed again
+    # With the first token, where asked for: one entry per token of the prompt, None for the first.
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The engine at one moment. What starts with `total` only ever grows."""
+
+    running: int
+    waiting: int
+    blocks: int  # that can be given out
+    blocks_used: int  # by running requests, or waiting for a step under way
+    blocks_cached: int  # free, and holding a prefix that a request may find
+    total_steps: int
+    total_preemptions: int
+    total_prefix_queries: int  # tokens of prompts looked up in the prefix cache
+    total_prefix_hits: int  # and those found

@@ -1,0 +1,257 @@
+"""Decides what each step computes, and takes in what came of it.
+
+A request has `num_tokens` and `num_computed`, and a step closes some of the gap. A step is planned before the one
+before it has been read, so `schedule` counts a slice as computed at once, and `update` fills in the tokens later.
+
+First come, first served: whatever runs came before whatever waits. Memory that runs out is taken from the youngest,
+which starts again later with its output kept; the oldest never gives way, so there is always progress.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hex_llm.engine.block_pool import BlockPool, extend_keys
+from hex_llm.engine.limits import Limits
+from hex_llm.engine.output import Output, Stats
+from hex_llm.engine.request import FinishReason, Request, TokenLogprobs
+from hex_llm.engine.step import Logprobs, Slice, StepResult
+
+
+@dataclass(slots=True)
+class _Plan:
+    """A step in the making."""
+
+    tokens: int  # that still fit
+    prefills: int  # that still fit
+    promised: int = 0  # blocks that requests which sit this step out are waiting for
+    admits: bool = True  # whether there is memory for more requests
+    slices: list[Slice] = field(default_factory=list)
+
+
+class Scheduler:
+    def __init__(self, limits: Limits):
+        self.limits = limits
+        self.pool = BlockPool(limits.num_blocks)
+        self.running: dict[str, Request] = {}  # oldest first
+        self.waiting: OrderedDict[str, Request] = OrderedDict()  # oldest first
+        self._slots = list(reversed(range(limits.max_running)))
+        self._num_scheduled = 0  # steps
+        self._num_read = 0  # steps
+        self._num_preemptions = 0
+        self._num_prefix_queries = 0  # tokens
+        self._num_prefix_hits = 0  # tokens
+
+    def add(self, request: Request) -> None:
+        self.waiting[request.id] = request
+
+    def find(self, request_id: str) -> Request | None:
+        return self.running.get(request_id) or self.waiting.get(request_id)
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """Ends a request, wherever it is. Tokens still under way to it are dropped when they come."""
+        request.finish_reason = reason
+        if request.slot >= 0:
+            self._stop(request)
+        else:
+            del self.waiting[request.id]
+
+    def schedule(self) -> list[Slice]:
+        """Plans one step: decodes first, then what has been started, then new requests with what is left.
+
+        Not chunked, a step only decodes when there is nothing to prefill.
+        """
+        plan = _Plan(tokens=self.limits.step_tokens, prefills=self.limits.max_prefills)
+        running = list(self.running.values())
+        if self.limits.chunked:
+            self._advance(plan, running)
+            self._admit(plan)
+        else:
+            self._advance(plan, [request for request in running if request.num_pending > 1])
+            self._admit(plan)
+            if not plan.slices:
+                self._advance(plan, running)
+        if plan.prefills < self.limits.max_prefills:
+            plan.slices.sort(key=lambda s: (s.length > 1, s.fresh))
+        if plan.slices:
+            self._num_scheduled += 1
+        return plan.slices
+
+    def update(self, step: Sequence[Slice], result: StepResult) -> list[Output]:
+        """Takes in the oldest step that has not been read; returns what each request gained by it."""
+        self._num_read += 1
+        outputs = []
+        tokens, finite = result.tokens.tolist(), result.finite.tolist()
+        for row, piece in enumerate(step):
+            request = piece.request
+            request.num_in_flight -= piece.samples
+            if request.finish_reason is not None:
+                continue
+            if piece.samples and not finite[row]:
+                # The prefix may be what is broken: nobody else shall meet it.
+                self.pool.forget(request.keys)
+                self.finish(request, FinishReason.ERROR)
+                outputs.append(Output(request.id, (), finish_reason=request.finish_reason))
+                continue
+            if request.slot >= 0 and self.limits.prefix_caching:
+                self._remember(piece)
+            if result.prompt_logprobs and (logprobs := result.prompt_logprobs[row]):
+                _extend_prompt_logprobs(piece, logprobs)
+            if piece.samples:
+                outputs.append(self._append(request, tokens[row], result.logprobs, row))
+        self.pool.reclaim(self._num_read)
+        return outputs
+
+    def stats(self) -> Stats:
+        return Stats(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            blocks=self.pool.num_blocks,
+            blocks_used=self.pool.num_blocks - self.pool.num_free,
+            blocks_cached=self.pool.num_cached,
+            total_steps=self._num_scheduled,
+            total_preemptions=self._num_preemptions,
+            total_prefix_queries=self._num_prefix_queries,
+            total_prefix_hits=self._num_prefix_hits,
+        )
+
+    def check(self) -> None:
+        """Asserts that no block and no slot is lost or shared by mistake."""
+        self.pool.check(request.blocks for request in self.running.values())
+        slots = [*self._slots, *(request.slot for request in self.running.values())]
+        assert sorted(slots) == list(range(self.limits.max_running)), "a slot is lost, or given twice"
+        for request in self.waiting.values():
+            assert (request.slot, request.blocks, request.num_computed) == (-1, [], 0)
+        assert not any(request.num_pending > 1 for request in list(self.running.values())[:-1])
+
+    def _advance(self, plan: _Plan, requests: Sequence[Request]) -> None:
+        """Moves running requests on, oldest first, so that one that must give way has no slice in the plan yet.
+
+        Only the youngest can have more than a token to go: nobody is admitted after one whose slice was cut short.
+        """
+        for request in requests:
+            pending = request.num_pending
+            if request.slot < 0 or not pending:  # preempted below, or waiting for its last token
+                continue
+            length = min(pending, plan.tokens)
+            num_old_blocks = len(request.blocks)
+            if self._grow(plan, request, request.num_computed + length):
+                self._take(plan, request, length, pending, fresh=False, num_old_blocks=num_old_blocks)
+
+    def _grow(self, plan: _Plan, request: Request, num_tokens: int) -> bool:
+        """Gets a request the blocks for `num_tokens` tokens. Where it cannot have them now it sits this step out:
+        either memory comes back when a step under way has been read, or it is the one that gave way.
+        """
+        need = -(-num_tokens // self.limits.block_size) - len(request.blocks)
+        if need <= 0:
+            return True
+        while need > self.pool.num_free + self.pool.num_retired - plan.promised:
+            plan.admits = False
+            _, victim = next(reversed(self.running.items()))
+            self._preempt(victim)
+            if victim is request:
+                return False
+        if need > self.pool.num_free:
+            plan.admits = False
+            plan.promised += need
+            return False
+        request.blocks += self.pool.allocate(need)
+        return True
+
+    def _admit(self, plan: _Plan) -> None:
+        """Starts waiting requests, oldest first, with blocks for all they have to compute."""
+        while self.waiting and self._slots and plan.admits and plan.prefills and plan.tokens:
+            request = next(iter(self.waiting.values()))
+            if request.last_step > self._num_read:  # a token it was preempted without is still to come
+                break
+            keys = self._usable_keys(request)
+            count = -(-request.num_tokens // self.limits.block_size)
+            # A block to grow into for each running request, else the new one would soon give way again.
+            acquired = self.pool.acquire(keys, count, spare=len(self.running))
+            if acquired is None:
+                break
+            del self.waiting[request.id]
+            self.running[request.id] = request
+            request.slot = self._slots.pop()
+            request.blocks, num_found = acquired
+            request.num_computed = num_found * self.limits.block_size
+            if self.limits.prefix_caching and not request.num_preemptions:
+                self._num_prefix_queries += len(request.prompt)
+                self._num_prefix_hits += request.num_computed
+                request.num_cached = request.num_computed // self.limits.prefix_unit * self.limits.prefix_unit
+            pending = request.num_pending
+            self._take(plan, request, min(pending, plan.tokens), pending, fresh=True, num_old_blocks=0)
+
+    def _usable_keys(self, request: Request) -> list[bytes]:
+        """The keys under which a request may find blocks: never that of the last token, whose logits are wanted."""
+        if not self.limits.prefix_caching or request.sampling.prompt_logprobs is not None:
+            return []
+        return extend_keys(request, (request.num_known - 1) // self.limits.block_size, self.limits.block_size)
+
+    def _take(
+        self, plan: _Plan, request: Request, length: int, pending: int, *, fresh: bool, num_old_blocks: int
+    ) -> None:
+        """Adds a slice to the plan, and counts it as computed."""
+        samples = length == pending
+        plan.slices.append(Slice(request, request.num_computed, length, samples, fresh, num_old_blocks))
+        plan.tokens -= length
+        plan.prefills -= length > 1 or fresh
+        request.num_computed += length
+        request.num_in_flight += samples
+
+    def _preempt(self, request: Request) -> None:
+        """Takes a request's memory away. It starts again, output kept, ahead of all that wait."""
+        self._stop(request)
+        request.num_computed = 0
+        request.num_preemptions += 1
+        request.last_step = self._num_scheduled
+        self._num_preemptions += 1
+        self.waiting[request.id] = request
+        self.waiting.move_to_end(request.id, last=False)
+
+    def _stop(self, request: Request) -> None:
+        """Takes slot and blocks back. The blocks wait until no step under way can touch them."""
+        del self.running[request.id]
+        self._slots.append(request.slot)
+        request.slot = -1
+        self.pool.release(request.blocks, after=self._num_scheduled)
+        self.pool.reclaim(self._num_read)
+        request.blocks = []
+
+    def _remember(self, piece: Slice) -> None:
+        """Offers the blocks that a slice has filled to later requests."""
+        request, size = piece.request, self.limits.block_size
+        first, end = piece.start // size, (piece.start + piece.length) // size
+        if first < end:
+            keys = extend_keys(request, end, size)
+            for index in range(first, end):
+                self.pool.remember(request.blocks[index], keys[index])
+
+    def _append(self, request: Request, token: int, logprobs: Logprobs | None, row: int) -> Output:
+        request.output.append(token)
+        if token in request.stop_ids:
+            self.finish(request, FinishReason.STOP)
+        elif len(request.output) >= request.max_output:
+            self.finish(request, FinishReason.LENGTH)
+        wanted, found = request.sampling.logprobs, None
+        if wanted is not None:
+            assert logprobs is not None, "a request of the step asked for logprobs"
+            found = (_token_logprobs(logprobs, row, wanted),)
+        first = len(request.output) == 1 and request.sampling.prompt_logprobs is not None
+        prompt_logprobs = tuple(request.prompt_logprobs) if first else None
+        return Output(request.id, (token,), found, request.finish_reason, request.num_cached, prompt_logprobs)
+
+
+def _token_logprobs(logprobs: Logprobs, row: int, count: int) -> TokenLogprobs:
+    top = zip(logprobs.top_ids[row, :count].tolist(), logprobs.top[row, :count].tolist(), strict=True)
+    return TokenLogprobs(float(logprobs.own[row]), int(logprobs.rank[row]), tuple(top))
+
+
+def _extend_prompt_logprobs(piece: Slice, logprobs: Logprobs) -> None:
+    """Keeps what a slice says of the prompt and is not known yet, from before a preemption."""
+    request = piece.request
+    count = request.sampling.prompt_logprobs
+    assert count is not None
+    known = request.prompt_logprobs
+    for position in range(len(known), min(piece.start + piece.length + 1, len(request.prompt))):
+        known.append(_token_logprobs(logprobs, position - piece.start - 1, count))

@@ -1,0 +1,185 @@
+"""A folder of safetensors files, of which nothing is read but the headers until a tensor is sliced.
+
+The format is read here rather than by the safetensors library so that a damaged file can be told with the tensor
+it hurts, and so that a device's share of a tensor is mapped from the disk without the rest of it.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from hex_llm.errors import CheckpointError
+from hex_llm.loader.config_json import decode_json, read_json
+from hex_llm.loader.source import impostor
+
+_INDEX = "model.safetensors.index.json"
+_LONGEST_HEADER = 100_000_000
+_LENGTH_BYTES = 8
+_DTYPES: dict[str, np.dtype] = {
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "U16": np.dtype(np.uint16),
+    "I16": np.dtype(np.int16),
+    "U32": np.dtype(np.uint32),
+    "I32": np.dtype(np.int32),
+    "U64": np.dtype(np.uint64),
+    "I64": np.dtype(np.int64),
+    "F16": np.dtype(np.float16),
+    "F32": np.dtype(np.float32),
+    "F64": np.dtype(np.float64),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LazyTensor:
+    """A tensor that is still on the disk."""
+
+    name: str
+    path: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    offset: int  # of its first byte in the file
+
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        """A part of the tensor. Bytes come from the disk as they are looked at."""
+        if math.prod(self.shape) == 0:
+            return np.empty(self.shape, self.dtype)[index]
+        return np.memmap(self.path, self.dtype, mode="r", offset=self.offset, shape=self.shape)[index]
+
+
+class Checkpoint(Mapping[str, LazyTensor]):
+    """The tensors of a model by name, whichever files they lie in."""
+
+    def __init__(self, folder: Path, tensors: Mapping[str, LazyTensor]):
+        self.folder = folder
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> LazyTensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Reads and verifies the header of every file, so that what follows can trust names, shapes and sizes."""
+    weight_map = _read_index(folder / _INDEX) if (folder / _INDEX).exists() else None
+    paths = _listed(folder) if weight_map is None else [folder / name for name in sorted({*weight_map.values()})]
+    tensors: dict[str, LazyTensor] = {}
+    for path in paths:
+        for tensor in read_header(path):
+            if twin := tensors.get(tensor.name):
+                raise CheckpointError(f"Tensor {tensor.name} is in both {twin.path} and {path}.")
+            tensors[tensor.name] = tensor
+    for name, file in (weight_map or {}).items():
+        if name not in tensors or tensors[name].path.name != file:
+            raise CheckpointError(f"{folder / _INDEX} says that {file} holds {name}, but it does not.")
+    return Checkpoint(folder, tensors)
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path}: weight_map is missing or not an object of file names.")
+    for file in weight_map.values():
+        if not isinstance(file, str) or not file or Path(file).name != file or file == "..":
+            raise CheckpointError(f"{path}: weight_map names {str(file)[:60]!r}, which is not a file of this folder.")
+        if not (path.parent / file).exists():
+            raise CheckpointError(f"{path.parent / file} is missing, and {path.name} names it.")
+    return weight_map
+
+
+def _listed(folder: Path) -> list[Path]:
+    """The files of a folder without an index. Some hold the model twice: `consolidated*` is the other copy."""
+    found = sorted(folder.glob("*.safetensors"))
+    if own := [path for path in found if path.name.startswith("model")]:
+        return own
+    if found:
+        return found
+    others = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(kind))
+    hint = f"; it has {others[0]}, a format that is not read" if others else ""
+    raise CheckpointError(f"{folder} holds no *.safetensors file{hint}.")
+
+
+def read_header(path: Path) -> list[LazyTensor]:
+    """The tensors of one file, in their order in it, which must fill it to the last byte."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            start = file.read(100)
+            if what := impostor(start):
+                raise CheckpointError(f"{path} is {what}.")
+            length = int.from_bytes(start[:_LENGTH_BYTES], "little")
+            if size < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, _LONGEST_HEADER):
+                raise CheckpointError(
+                    f"{path} is cut short or is no safetensors file: its {size} bytes do not hold its header."
+                )
+            file.seek(_LENGTH_BYTES)
+            header = file.read(length)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
+    entries = decode_json(header, f"The header of {path}", object_pairs_hook=lambda pairs: _unique(pairs, path))
+    entries.pop("__metadata__", None)
+    data = _LENGTH_BYTES + length
+    tensors = [_entry(path, name, entry, data) for name, entry in entries.items()]
+    tensors.sort(key=lambda tensor: (tensor.offset, _num_bytes(tensor)))
+    _check_coverage(path, tensors, data, size)
+    return tensors
+
+
+def _unique(pairs: list[tuple[str, Any]], path: Path) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twin = next(name for name in names if names.count(name) > 1)
+        raise CheckpointError(f"The header of {path} holds {twin} twice.")
+    return values
+
+
+def _entry(path: Path, name: str, entry: Any, data: int) -> LazyTensor:
+    match entry:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if all(
+            type(size) is int and size >= 0 for size in shape
+        ):
+            pass
+        case _:
+            raise CheckpointError(f"The header of {path} describes tensor {name} in an unknown way.")
+    if dtype not in _DTYPES:
+        raise CheckpointError(f"Tensor {name} in {path} has type {dtype[:60]!r}, which is not known.")
+    tensor = LazyTensor(name, path, tuple(shape), _DTYPES[dtype], data + begin)
+    if begin < 0 or end - begin != _num_bytes(tensor):
+        raise CheckpointError(
+            f"Tensor {name} in {path} has {end - begin} bytes, but {dtype} {list(shape)} needs {_num_bytes(tensor)}."
+        )
+    return tensor
+
+
+def _num_bytes(tensor: LazyTensor) -> int:
+    return math.prod(tensor.shape) * tensor.dtype.itemsize
+
+
+def _check_coverage(path: Path, tensors: list[LazyTensor], data: int, size: int) -> None:
+    expected = data
+    for tensor in tensors:
+        if tensor.offset != expected:
+            raise CheckpointError(f"Tensor {tensor.name} in {path} overlaps another, or a gap lies before it.")
+        expected += _num_bytes(tensor)
+        if expected > size:
+            raise CheckpointError(
+                f"{path} is cut short: tensor {tensor.name} ends at byte {expected}, the file at byte {size}."
+            )
+    if expected < size:
+        raise CheckpointError(f"{path} has {size - expected} bytes more than its header describes.")

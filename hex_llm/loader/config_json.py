@@ -1,0 +1,89 @@
+"""config.json, read once into a typed value."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hex_llm.errors import CheckpointError
+from hex_llm.loader.source import impostor
+from hex_llm.models.arch import Arch
+from hex_llm.models.fields import Fields
+from hex_llm.models.registry import FAMILIES
+
+_DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    arch: Arch
+    dtype: str | None  # what the weights were saved in, where the file says so
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The model that the folder's config.json describes."""
+    path = folder / "config.json"
+    return parse_config(read_json(path), str(path))
+
+
+def parse_config(values: Mapping[str, Any], source: str) -> ModelConfig:
+    """The model that a config describes; `source` names it in messages."""
+    fields = Fields(source, values)
+    architecture = _architecture(fields)
+    if fields.has("quantization_config"):
+        quantization = fields.section("quantization_config")
+        method = quantization.text("quant_method", "unknown") if quantization else "unknown"
+        raise fields.refuse("quantization_config", f"says {method!r}, and this version serves no quantized weights")
+    return ModelConfig(FAMILIES[architecture].read_arch(fields), _dtype(fields))
+
+
+def _architecture(fields: Fields) -> str:
+    if not fields.has("architectures"):
+        raise fields.refuse("architectures", "is missing")
+    named = fields.values["architectures"]
+    if not isinstance(named, list) or not named or not all(isinstance(name, str) for name in named):
+        raise fields.refuse("architectures", "is not a list of names")
+    if named[0] not in FAMILIES:
+        raise fields.refuse("architectures", f"is {named[0][:60]!r}; this version serves {', '.join(FAMILIES)}")
+    return named[0]
+
+
+def _dtype(fields: Fields) -> str | None:
+    for name in ("dtype", "torch_dtype"):
+        if fields.has(name):
+            dtype = fields.text(name)
+            if dtype not in _DTYPES:
+                raise fields.refuse(name, f"is {dtype[:60]!r}, not one of {', '.join(_DTYPES)}")
+            return dtype
+    return None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from one of the model's files."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing.") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
+    if what := impostor(content[:100]):
+        raise CheckpointError(f"{path} is {what}.")
+    return decode_json(content, str(path))
+
+
+def decode_json(content: bytes, source: str, **hooks: Any) -> dict[str, Any]:
+    """A JSON object from bytes, of which nothing is trusted."""
+    try:
+        values = json.loads(content.decode(), parse_constant=_refuse_constant, **hooks)
+    except RecursionError:
+        raise CheckpointError(f"{source} is not usable JSON: it is nested too deeply.") from None
+    except ValueError as error:  # also text that is not UTF-8, and integers of thousands of digits
+        raise CheckpointError(f"{source} is not valid JSON: {str(error)[:200]}.") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{source} is not a JSON object.")
+    return values
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")

@@ -1,0 +1,32 @@
+"""Where a model's files are."""
+
+from pathlib import Path
+
+from hex_llm.errors import ConfigError
+
+
+def locate(model: str) -> Path:
+    """The folder that holds the model, in Hugging Face's layout."""
+    if not model:
+        raise ConfigError("--model is empty; it must name a folder in Hugging Face layout.")
+    folder = Path(model)
+    try:
+        if folder.is_dir():
+            return folder
+        if folder.exists():
+            raise ConfigError(f"--model={model} is a file; it must be a folder in Hugging Face layout.")
+    except OSError as error:  # such as a name too long for any file
+        raise ConfigError(f"--model={model[:60]} cannot be looked up: {error.strerror}.") from None
+    raise ConfigError(
+        f"--model={model} is not a folder on this machine, and this version reads models from folders only."
+    )
+
+
+def impostor(head: bytes) -> str | None:
+    """What a file that starts with `head` really is, if it is one of the things that downloads leave behind."""
+    start = head.lstrip().lower()
+    if start.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer, not the file itself: fetch it with `git lfs pull`"
+    if start.startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "a web page, not the file itself: the download went to an error or a login page"
+    return None

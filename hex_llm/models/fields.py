@@ -1,0 +1,79 @@
+"""Reading the fields of a JSON file one by one, so that a wrong one is named."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hex_llm.errors import CheckpointError
+
+_LARGEST = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """A JSON object of a model's config. A field that is null counts as absent, as it does in transformers."""
+
+    source: str  # the file, for messages
+    values: Mapping[str, Any]
+    prefix: str = ""  # where in the file the object lies
+
+    def refuse(self, name: str, why: str) -> CheckpointError:
+        return CheckpointError(f"{self.source}: {self.prefix}{name} {why}.")
+
+    def has(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    def integer(self, name: str, default: int | None = None, *, largest: int = _LARGEST) -> int:
+        """A whole number of at least 1."""
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.refuse(name, f"is {_shown(value)}, not a whole number")
+        if not 1 <= value <= largest:
+            raise self.refuse(name, f"is {_shown(value)}, not a number from 1 to {largest}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.refuse(name, f"is {_shown(value)}, not a number")
+        # An integer may be too large for a float, and infinity can be spelled 1e999.
+        if not 0 < value < 2.0**1000 or not math.isfinite(value):
+            raise self.refuse(name, f"is {_shown(value)}, not a finite number above 0")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._get(name, default)
+        if not isinstance(value, bool):
+            raise self.refuse(name, f"is {_shown(value)}, not true or false")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._get(name, default)
+        if not isinstance(value, str):
+            raise self.refuse(name, f"is {_shown(value)}, not text")
+        return value
+
+    def section(self, name: str) -> "Fields | None":
+        """The object inside a field, or None where the field is absent."""
+        if not self.has(name):
+            return None
+        value = self.values[name]
+        if not isinstance(value, dict):
+            raise self.refuse(name, f"is {_shown(value)}, not an object")
+        return Fields(self.source, value, f"{self.prefix}{name}.")
+
+    def _get(self, name: str, default: Any) -> Any:
+        if self.has(name):
+            return self.values[name]
+        if default is None:
+            raise self.refuse(name, "is missing")
+        return default
+
+
+def _shown(value: Any) -> str:
+    """A value as a message shows it: however long it is, the message stays one line."""
+    # Turning an integer of thousands of digits into text is refused by Python.
+    text = "a huge number" if isinstance(value, int) and abs(value) > 10**30 else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,126 @@
+"""Llama 2, 3, 3.1, 3.2, 3.3, Guard 3 and Code Llama."""
+
+from jax import Array
+
+from hex_llm.kernels.batch import Batch
+from hex_llm.kernels.paged_attention.api import paged_attention
+from hex_llm.layers.linear import linear
+from hex_llm.layers.mlp import gated_mlp
+from hex_llm.layers.norm import rms_norm
+from hex_llm.layers.rope import rotate
+from hex_llm.models.arch import Arch, read_rope
+from hex_llm.models.fields import Fields
+from hex_llm.models.weights import Weight, fused, nested, repeated, tensor
+from hex_llm.pytree import pytree
+
+_QKV_ROWS = ("heads", "kv_heads", "kv_heads")
+_MOST_LAYERS = 1024  # a bound, so that a damaged config is refused rather than unrolled
+
+
+def _attention_bias(arch: Arch) -> bool:
+    return arch.attention_bias
+
+
+def _mlp_bias(arch: Arch) -> bool:
+    return arch.mlp_bias
+
+
+def _untied(arch: Arch) -> bool:
+    return not arch.tied
+
+
+@pytree
+class Attention:
+    qkv: Weight = fused(("q_proj.weight", "k_proj.weight", "v_proj.weight"), _QKV_ROWS, "embed")
+    qkv_bias: Weight | None = fused(("q_proj.bias", "k_proj.bias", "v_proj.bias"), _QKV_ROWS, when=_attention_bias)
+    o: Weight = tensor("o_proj.weight", "embed heads")
+    o_bias: Weight | None = tensor("o_proj.bias", "embed", when=_attention_bias)
+
+
+@pytree
+class Mlp:
+    gate_up: Weight = fused(("gate_proj.weight", "up_proj.weight"), ("mlp", "mlp"), "embed")
+    gate_up_bias: Weight | None = fused(("gate_proj.bias", "up_proj.bias"), ("mlp", "mlp"), when=_mlp_bias)
+    down: Weight = tensor("down_proj.weight", "embed mlp")
+    down_bias: Weight | None = tensor("down_proj.bias", "embed", when=_mlp_bias)
+
+
+@pytree
+class Layer:
+    attention_norm: Weight = tensor("input_layernorm.weight", "embed", dummy=1.0)
+    attention: Attention = nested(Attention, "self_attn.")
+    mlp_norm: Weight = tensor("post_attention_layernorm.weight", "embed", dummy=1.0)
+    mlp: Mlp = nested(Mlp, "mlp.")
+
+
+@pytree
+class Llama:
+    embed: Weight = tensor("model.embed_tokens.weight", "vocab embed")
+    layers: tuple[Layer, ...] = repeated(Layer, "model.layers.{}.")
+    norm: Weight = tensor("model.norm.weight", "embed", dummy=1.0)
+    head: Weight | None = tensor("lm_head.weight", "vocab embed", when=_untied)
+
+
+def layer(
+    x: Array, pages: Array, weights: Layer, arch: Arch, rope: tuple[Array, Array], batch: Batch
+) -> tuple[Array, Array]:
+    """[T, D] tokens and the layer's pages, before and after."""
+    h = rms_norm(x, weights.attention_norm, arch.norm_eps)
+    h, pages = attend(h, pages, weights.attention, arch, rope, batch)
+    x = x + h
+    h = rms_norm(x, weights.mlp_norm, arch.norm_eps)
+    mlp = weights.mlp
+    return x + gated_mlp(h, mlp.gate_up, mlp.down, mlp.gate_up_bias, mlp.down_bias), pages
+
+
+def attend(
+    x: Array, pages: Array, weights: Attention, arch: Arch, rope: tuple[Array, Array], batch: Batch
+) -> tuple[Array, Array]:
+    """[T, D] -> [T, D]; the tokens' keys and values are written to the pages."""
+    qkv = linear(x, weights.qkv, weights.qkv_bias).reshape(x.shape[0], -1, arch.head_dim)
+    # Counted from the arrays at hand: a shard of the model holds a part of the heads.
+    num_kv_heads = pages.shape[2]
+    num_heads = qkv.shape[1] - 2 * num_kv_heads
+    q, k, v = qkv[:, :num_heads], qkv[:, num_heads:-num_kv_heads], qkv[:, -num_kv_heads:]
+    out, pages = paged_attention(
+        rotate(q, rope),
+        rotate(k, rope),
+        v,
+        pages,
+        batch,
+        scale=arch.head_dim**-0.5,
+        window=arch.window,
+    )
+    return linear(out.reshape(x.shape[0], -1), weights.o, weights.o_bias), pages
+
+
+def read_arch(fields: Fields) -> Arch:
+    """The numbers in config.json, with the defaults of transformers' LlamaConfig."""
+    embed_size = fields.integer("hidden_size")
+    num_heads = fields.integer("num_attention_heads")
+    num_kv_heads = fields.integer("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise fields.refuse("num_key_value_heads", f"is {num_kv_heads}, which does not divide the {num_heads} heads")
+    if not fields.has("head_dim") and embed_size % num_heads:
+        raise fields.refuse("hidden_size", f"is {embed_size}, which {num_heads} heads do not divide")
+    head_dim = fields.integer("head_dim", max(embed_size // num_heads, 1))
+    if head_dim % 2:
+        raise fields.refuse("head_dim", f"is {head_dim}, and rotary embedding needs it even")
+    if (activation := fields.text("hidden_act", "silu")) != "silu":
+        raise fields.refuse("hidden_act", f"is {activation!r}; this architecture is served with silu only")
+    return Arch(
+        architecture="LlamaForCausalLM",
+        vocab_size=fields.integer("vocab_size"),
+        embed_size=embed_size,
+        mlp_size=fields.integer("intermediate_size"),
+        num_layers=fields.integer("num_hidden_layers", largest=_MOST_LAYERS),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_position=fields.integer("max_position_embeddings"),
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rope=read_rope(fields, head_dim),
+        tied=fields.flag("tie_word_embeddings", False),
+        attention_bias=fields.flag("attention_bias", False),
+        mlp_bias=fields.flag("mlp_bias", False),
+    )

@@ -1,0 +1,98 @@
+"""Compiling steps: ahead of time and side by side, or when first met."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hex_llm.models.arch import Arch
+from hex_llm.runner.buckets import Bucket
+from hex_llm.runner.layout import Layout, Shapes
+from hex_llm.runner.state import State, admit, empty_state, packed_admission_size
+from hex_llm.runner.step import step
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Shapes of a step's arrays, as far as all buckets share them."""
+
+    params: Any
+    kv: tuple[jax.ShapeDtypeStruct, ...]
+    state: State
+
+    @classmethod
+    def of(cls, params: Any, arch: Arch, shapes: Shapes, dtype: Any) -> "Arguments":
+        page = (shapes.num_pages, 2, arch.num_kv_heads, shapes.page_size, arch.head_dim)
+        kv = tuple(jax.ShapeDtypeStruct(page, dtype) for _ in range(arch.num_layers))
+        return cls(params, kv, jax.eval_shape(partial(empty_state, shapes)))
+
+
+class Compiler:
+    """Gives the function that runs a bucket, compiled; or as it is, where `jit` is off."""
+
+    def __init__(self, arch: Arch, shapes: Shapes, arguments: Arguments, *, jit: bool = True):
+        self._arch = arch
+        self._shapes = shapes
+        self._arguments = arguments
+        self._jit = jit
+        self._steps: dict[Bucket, Callable] = {}
+        self._admit: Callable | None = None
+
+    def step(self, bucket: Bucket) -> Callable:
+        if bucket not in self._steps:
+            if self._jit:
+                logger.warning("Compiling %s while serving; warm-up would have done it before.", bucket)
+            self._steps[bucket] = self.lower(bucket).compile() if self._jit else self._function(bucket)
+        return self._steps[bucket]
+
+    def admit(self) -> Callable:
+        function = self._admit or (self._lower_admit().compile() if self._jit else admit)
+        self._admit = function
+        return function
+
+    def lower(self, bucket: Bucket) -> Any:
+        function = jax.jit(self._function(bucket), donate_argnums=(1, 2))
+        blob = jax.ShapeDtypeStruct((Layout(bucket, self._shapes).size,), jnp.int32)
+        return function.lower(self._arguments.params, self._arguments.kv, self._arguments.state, blob)
+
+    def temporaries(self, bucket: Bucket) -> int:
+        """Bytes that a step takes beside its arguments and results."""
+        compiled = self.lower(bucket).compile()
+        self._steps[bucket] = compiled
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    def compile_all(self, buckets: Iterable[Bucket]) -> Callable[[], None]:
+        """Starts compiling and returns; the result waits for the end, with a progress bar."""
+        started = time.monotonic()
+        pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="compile")
+        steps = {bucket: pool.submit(self.lower(bucket).compile) for bucket in buckets if bucket not in self._steps}
+        admission: Future = pool.submit(self._lower_admit().compile)
+
+        def wait() -> None:
+            columns = (TextColumn("Compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            with Progress(*columns, transient=True, console=Console(stderr=True)) as progress:
+                for bucket, future in progress.track(steps.items(), total=len(steps)):
+                    self._steps[bucket] = future.result()
+            self._admit = admission.result()
+            pool.shutdown()
+            logger.info("Compiled %d steps in %.1f s.", len(steps), time.monotonic() - started)
+
+        return wait
+
+    def _function(self, bucket: Bucket) -> Callable:
+        return partial(step, arch=self._arch, layout=Layout(bucket, self._shapes))
+
+    def _lower_admit(self) -> Any:
+        packed = jax.ShapeDtypeStruct((packed_admission_size(self._shapes),), jnp.int32)
+        return jax.jit(admit, donate_argnums=0).lower(self._arguments.state, packed)

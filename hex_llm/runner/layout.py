@@ -1,0 +1,84 @@
+"""A step's input: one array of 32-bit words, so that one upload brings it all.
+
+The host writes its fields through views of the array; the compiled step cuts the same fields out again.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from hex_llm.runner.buckets import Bucket, Variant
+
+# The columns of the field `sampling`. Floats travel as their bits.
+FLOAT_COLUMNS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+INT_COLUMNS = ("top_k", "seed")
+COLUMNS = FLOAT_COLUMNS + INT_COLUMNS
+
+MAX_LOGPROBS = 20
+MAX_RULES = 1024  # see logits.Rules
+MAX_RULE_PREFIX = 7  # a bad word's tokens before its last
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Sizes that all steps of an engine share. Slot `num_slots` and page 0 belong to padding."""
+
+    num_slots: int
+    page_size: int
+    table_width: int
+    num_pages: int
+    max_fresh: int  # requests that may join in one step
+    max_model_len: int
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    bucket: Bucket
+    shapes: Shapes
+
+    @cached_property
+    def fields(self) -> dict[str, tuple[int, ...]]:
+        bucket, shapes = self.bucket, self.shapes
+        fields = {
+            "tokens": (bucket.tokens,),  # -1 - slot: the token that the slot's request sampled last
+            "counts": (2,),  # sequences of one token, sequences
+            "slot": (bucket.seqs,),
+            "kv_len": (bucket.seqs,),  # tokens with this step's
+            "samples": (bucket.seqs,),
+            "sampling": (bucket.seqs, len(COLUMNS)),
+            # Blocks that running requests gained: (slot, index in the slot's page table, page).
+            "gained": (bucket.seqs + (0 if bucket.decode else bucket.tokens // shapes.page_size), 3),
+        }
+        if not bucket.decode:
+            fields["length"] = (bucket.seqs,)  # tokens in this step
+            fields["fresh"] = (shapes.max_fresh, 1 + shapes.table_width)  # slot, its whole page table
+        if bucket.variant == Variant.PROMPT:
+            fields["target"] = (bucket.tokens,)  # the token after each token, whose log-probability is wanted
+        return fields
+
+    @cached_property
+    def size(self) -> int:
+        return sum(math.prod(shape) for shape in self.fields.values())
+
+    def cut(self, blob: Any) -> dict[str, Any]:
+        """The fields of a blob: views of a numpy array, or pieces of a JAX array."""
+        pieces, start = {}, 0
+        for name, shape in self.fields.items():
+            stop = start + math.prod(shape)
+            pieces[name] = blob[start:stop].reshape(shape)
+            start = stop
+        return pieces
+
+    def empty(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """A step of nothing but padding, and its fields to write to."""
+        blob = np.zeros(self.size, np.int32)
+        fields = self.cut(blob)
+        fields["slot"][:] = self.shapes.num_slots
+        fields["gained"][:, 0] = self.shapes.num_slots
+        if not self.bucket.decode:
+            fields["fresh"][:, 0] = self.shapes.num_slots
+        return blob, fields

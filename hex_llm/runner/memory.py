@@ -1,0 +1,97 @@
+"""How much of the device's memory the KV cache gets."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hex_llm.errors import OutOfMemory
+
+GIB = 2**30
+# The host's memory is shared with everything else: a CPU "device" takes no more than this for its KV cache, and no
+# more than half of what is free. --num_blocks overrides it, as on any device.
+MAX_CPU_KV = 4 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes, on one device."""
+
+    weights: int
+    state: int  # what the device remembers of the requests besides their keys and values
+    temporaries: int  # of the largest step
+    block: int  # one KV block, in all layers
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How much the KV cache may take: a share of what is free beside the weights, or of the whole device."""
+
+    of_free: float
+    of_total: float | None = None  # vLLM's meaning; it wins where it is given
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of a device, in bytes: all there are for us, and those in use already."""
+
+    total: int
+    used: int
+    kv_limit: int | None = None
+
+    @classmethod
+    def of(cls, device: Any) -> "Memory":  # a jax.Device
+        if stats := device.memory_stats():
+            return cls(stats["bytes_limit"], stats["bytes_in_use"])
+        free = _free_host_memory()
+        return cls(free, 0, min(free // 2, MAX_CPU_KV))
+
+
+def plan_blocks(
+    memory: Memory, needs: Needs, share: Share, *, max_model_len: int, block_size: int, num_blocks: int | None
+) -> int:
+    """The number of KV blocks, the null block included. Fails, before anything is allocated, where they do not fit."""
+    fixed = needs.weights + needs.state + needs.temporaries
+    room = memory.total - memory.used - fixed
+    if num_blocks is not None:
+        if num_blocks * needs.block > room:
+            raise OutOfMemory(
+                f"--num_blocks={num_blocks} needs {_gib(num_blocks * needs.block)} for the KV cache; "
+                f"{max(room, 0) // needs.block} blocks would fit.\n{_table(memory, needs)}"
+            )
+        return num_blocks + 1
+    wanted = room * share.of_free if share.of_total is None else room - memory.total * (1 - share.of_total)
+    if memory.kv_limit is not None:
+        wanted = min(wanted, memory.kv_limit)
+    blocks = int(max(wanted, 0) // needs.block)
+    if blocks * block_size < max_model_len + block_size:
+        fits = max((blocks - 1) * block_size, 0)
+        advice = f"--max_model_len={fits} would fit" if fits else "a smaller model, more devices or fewer bits would"
+        raise OutOfMemory(
+            f"The KV cache has room for {fits} tokens; --max_model_len={max_model_len} needs more. {advice}, "
+            f"or a larger share by --hbm_utilization_factor.\n{_table(memory, needs)}"
+        )
+    return blocks
+
+
+def _table(memory: Memory, needs: Needs) -> str:
+    rows = {
+        "weights": needs.weights,
+        "state of the requests": needs.state,
+        "temporaries of the largest step": needs.temporaries,
+        "in use before": memory.used,
+        "the device has": memory.total,
+        "left for the KV cache": memory.total - memory.used - needs.weights - needs.state - needs.temporaries,
+        "one KV block": needs.block,
+    }
+    return "\n".join(f"  {name:<32}{_gib(size):>14}" for name, size in rows.items())
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB" if abs(size) >= GIB / 100 else f"{size / 2**20:.2f} MiB"
+
+
+def _free_host_memory() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise OutOfMemory("The system does not tell how much memory is free; give --num_blocks.")

@@ -1,0 +1,115 @@
+"""From the engine's slices to a step's input."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hex_llm.engine.request import Request
+from hex_llm.engine.step import Slice
+from hex_llm.runner.buckets import Bucket, Buckets, Variant
+from hex_llm.runner.layout import COLUMNS, FLOAT_COLUMNS, Layout, Shapes
+from hex_llm.runner.state import needs_full
+
+
+class Packer:
+    """Writes steps, and remembers for each slot what does not change while a request holds it."""
+
+    def __init__(self, shapes: Shapes, buckets: Buckets):
+        self._shapes = shapes
+        self._buckets = buckets
+        self._sampling = np.zeros((shapes.num_slots, len(COLUMNS)), np.int32)
+        self._variant = np.zeros(shapes.num_slots, np.int32)
+
+    def pack(self, step: Sequence[Slice]) -> tuple[Bucket, np.ndarray]:
+        """A step's bucket and input. Slices of one token come first."""
+        for piece in step:
+            if piece.fresh:
+                self._remember(piece.request)
+        bucket = self._bucket(step)
+        blob, fields = Layout(bucket, self._shapes).empty()
+        num_seqs = len(step)
+        slots = np.fromiter((piece.request.slot for piece in step), np.int32, num_seqs)
+        fields["counts"][:] = sum(piece.length == 1 for piece in step), num_seqs
+        fields["slot"][:num_seqs] = slots
+        fields["kv_len"][:num_seqs] = [piece.start + piece.length for piece in step]
+        fields["samples"][:num_seqs] = [piece.samples for piece in step]
+        fields["sampling"][:num_seqs] = self._sampling[slots]
+        self._write_blocks(step, fields)
+        if bucket.decode:
+            fields["tokens"][:num_seqs] = [_token(piece) for piece in step]
+        else:
+            self._write_tokens(step, fields)
+        self._check(fields)
+        return bucket, blob
+
+    def _remember(self, request: Request) -> None:
+        sampling = request.sampling
+        row = self._sampling[request.slot]
+        row[: len(FLOAT_COLUMNS)].view(np.float32)[:] = (
+            sampling.temperature,
+            sampling.top_p,
+            sampling.min_p,
+            sampling.repetition_penalty,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+        )
+        row[len(FLOAT_COLUMNS) :] = sampling.top_k, np.uint32(request.seed).view(np.int32)
+        self._variant[request.slot] = Variant.FULL if needs_full(request) else Variant.PLAIN
+
+    def _bucket(self, step: Sequence[Slice]) -> Bucket:
+        decode = all(piece.length == 1 and not piece.fresh for piece in step)
+        variant = Variant(max(self._variant[piece.request.slot] for piece in step))
+        if any(wants_prompt_logprobs(piece) for piece in step):
+            variant, decode = Variant.PROMPT, False
+        return self._buckets.choose(sum(piece.length for piece in step), decode=decode, variant=variant)
+
+    def _write_blocks(self, step: Sequence[Slice], fields: dict[str, np.ndarray]) -> None:
+        gained = [
+            (piece.request.slot, index, piece.request.blocks[index])
+            for piece in step
+            if not piece.fresh and len(piece.request.blocks) > piece.num_old_blocks
+            for index in range(piece.num_old_blocks, len(piece.request.blocks))
+        ]
+        if gained:
+            fields["gained"][: len(gained)] = gained
+        fresh = [piece.request for piece in step if piece.fresh]
+        for row, request in zip(fields.get("fresh", ()), fresh, strict=False):
+            row[0] = request.slot
+            row[1 : 1 + len(request.blocks)] = request.blocks
+
+    def _write_tokens(self, step: Sequence[Slice], fields: dict[str, np.ndarray]) -> None:
+        fields["length"][: len(step)] = [piece.length for piece in step]
+        place = 0
+        for piece in step:
+            stop = place + piece.length
+            known = piece.request.tokens(piece.start, piece.start + piece.length)
+            fields["tokens"][place:stop] = known or _token(piece)
+            if wants_prompt_logprobs(piece):
+                following = piece.request.tokens(piece.start + 1, piece.start + piece.length + 1)
+                fields["target"][place : place + len(following)] = following
+            place = stop
+
+    def _check(self, fields: dict[str, np.ndarray]) -> None:
+        """JAX clamps or drops an index out of range without a word, so that nothing else would notice one."""
+        shapes = self._shapes
+        limits = {"slot": shapes.num_slots + 1, "kv_len": shapes.max_model_len + 1}
+        for name, limit in limits.items():
+            assert 0 <= fields[name].min() <= fields[name].max() < limit, name
+        assert -shapes.num_slots <= fields["tokens"].min() <= fields["tokens"].max() < shapes.vocab_size, "tokens"
+        pages = [fields["gained"][:, 2], *([fields["fresh"][:, 1:]] if "fresh" in fields else [])]
+        assert all(0 <= array.min() <= array.max() < shapes.num_pages for array in pages), "pages"
+        assert fields["gained"][:, 1].max() < shapes.table_width, "page table index"
+
+
+def wants_prompt_logprobs(piece: Slice) -> bool:
+    """Whether the slice computes prompt tokens whose successors' log-probabilities were asked for."""
+    request = piece.request
+    return request.sampling.prompt_logprobs is not None and piece.start + 1 < len(request.prompt)
+
+
+def _token(piece: Slice) -> int:
+    """The token of a slice of one: its id, or where only the device knows it, a reference to the slot."""
+    request = piece.request
+    if piece.start < request.num_known:
+        return request.tokens(piece.start, piece.start + 1)[0]
+    return -1 - request.slot

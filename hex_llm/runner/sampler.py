@@ -1,0 +1,158 @@
+"""Chooses the next token of each row, on the device.
+
+A row's token follows from its logits, its parameters, its seed and its position: not from the rows beside it, its
+place among them or the padding. It is the largest of the logits with Gumbel noise, which is a draw from their
+softmax. To need little noise and no sort, the vocabulary is cut into chunks: noise chooses a chunk by its mass, then
+more noise a token inside it. Which tokens top_k, top_p and min_p leave over is one number per row, a lower limit on
+the logit, found by bisection; so equal logits stay or go together.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from hex_llm.pytree import pytree
+
+_CHUNKS = 128
+_GREEDY_BELOW = 1e-5  # a temperature under which a draw could only be the likeliest token
+_DEPTH = -64.0  # a token this far below the likeliest has a probability under 1e-27: the bisection starts here
+_HALVINGS = 32  # of that range: two probabilities any closer are equal in float32
+
+
+@pytree
+class SamplingRows:
+    """How each row's token is chosen. Padding rows are cheapest with temperature 0."""
+
+    temperature: Array  # [S] float32: 0 is greedy
+    top_p: Array  # [S] float32: 1 is all
+    top_k: Array  # [S] int32: 0 or less is all, 1 is greedy whatever the temperature
+    min_p: Array  # [S] float32: 0 is all
+    seed: Array  # [S] uint32
+    position: Array  # [S] int32: of the token being sampled
+
+
+def sample(logits: Array, rows: SamplingRows) -> Array:
+    """The next token of each row, [S] int32, from logits [S, V] float32 that have been through their processors.
+
+    A batch in which every row is greedy costs an argmax, one without top_k, top_p and min_p one more pass.
+    """
+    chunks = _chunked(logits)
+    peaks = jnp.max(chunks, axis=-1)
+    likeliest = _descend(chunks, peaks, lambda inside: inside)
+    greedy = (rows.temperature < _GREEDY_BELOW) | (rows.top_k == 1)
+
+    def draw() -> Array:
+        peak = jnp.max(peaks, axis=-1)
+        temperature = jnp.where(greedy, jnp.float32(1), rows.temperature)
+        limit = _limit(logits, peak, temperature, rows, ~greedy)
+        return jnp.where(greedy, likeliest, _draw(chunks, peak, temperature, limit, rows))
+
+    tokens = lax.cond(jnp.all(greedy), lambda: likeliest, draw)
+    return jnp.minimum(tokens, logits.shape[-1] - 1)
+
+
+def _chunked(logits: Array) -> Array:
+    rows, vocab = logits.shape
+    padding = -vocab % _CHUNKS
+    return jnp.pad(logits, ((0, 0), (0, padding)), constant_values=-jnp.inf).reshape(rows, _CHUNKS, -1)
+
+
+def _descend(chunks: Array, chunk_scores: Array, scores: Callable[[Array], Array]) -> Array:
+    """The first token with the highest score in the first chunk with the highest score."""
+    chunk = jnp.argmax(chunk_scores, axis=-1).astype(jnp.int32)
+    inside = jnp.take_along_axis(chunks, chunk[:, None, None], axis=1)[:, 0]
+    return chunk * inside.shape[-1] + jnp.argmax(scores(inside), axis=-1).astype(jnp.int32)
+
+
+def _draw(chunks: Array, peak: Array, temperature: Array, limit: Array, rows: SamplingRows) -> Array:
+    """A token at or above the row's limit, by its probability."""
+
+    def kept(values: Array) -> Array:
+        below = _below_peak(values, peak, temperature)
+        return jnp.where(below >= _beside(limit, values), below, -jnp.inf)
+
+    noise = _gumbel(rows.seed, rows.position, _CHUNKS + chunks.shape[-1])
+    masses = jnp.sum(jnp.exp(kept(chunks)), axis=-1)
+    return _descend(chunks, jnp.log(masses) + noise[:, :_CHUNKS], lambda inside: kept(inside) + noise[:, _CHUNKS:])
+
+
+def _gumbel(seed: Array, position: Array, size: int) -> Array:
+    """Standard Gumbel noise for each row, [S, size], from its seed and position alone."""
+
+    def row(seed: Array, position: Array) -> Array:
+        key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), position)
+        return jax.random.bits(key, (size,), jnp.uint32)
+
+    bits = jax.vmap(row)(seed, position)
+    # Small numbers keep all 32 bits: they make the large noise by which unlikely tokens win.
+    uniform = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
+    return -jnp.log(-jnp.log1p(-uniform))
+
+
+def _beside(per_row: Array, values: Array) -> Array:
+    return jnp.expand_dims(per_row, tuple(range(1, values.ndim)))
+
+
+def _below_peak(values: Array, peak: Array, temperature: Array) -> Array:
+    """Logits over temperature, less the row's largest. A difference and a quotient round the same in every fusion."""
+    return (values - _beside(peak, values)) / _beside(temperature, values)
+
+
+def _limit(logits: Array, peak: Array, temperature: Array, rows: SamplingRows, drawn: Array) -> Array:
+    """What a token must reach to stay, on the scale of `_below_peak`: -inf where all stay."""
+    by_min_p = drawn & (rows.min_p > 0)
+    by_top_k = drawn & (rows.top_k > 0)
+    by_top_p = drawn & (rows.top_p < 1)
+
+    def search() -> Array:
+        below = _below_peak(logits, peak, temperature)
+        limit = jnp.where(by_min_p, jnp.log(rows.min_p), -jnp.inf)
+        count = jnp.where(by_top_k, rows.top_k.astype(jnp.float32), jnp.inf)
+        limit = _raise_limit(below, jnp.ones_like(below), count, limit)
+        weights = jnp.exp(below)
+        mass = jnp.where(by_top_p, rows.top_p * _total(below, weights, limit)[0], jnp.inf)
+        return _raise_limit(below, weights, mass, limit)
+
+    return lax.cond(
+        jnp.any(by_min_p | by_top_k | by_top_p), search, lambda: jnp.full(peak.shape, -jnp.inf, jnp.float32)
+    )
+
+
+def _raise_limit(values: Array, weights: Array, target: Array, limit: Array) -> Array:
+    """The highest limit above which the weights still add up to `target`; `limit` where they do not even there."""
+    low, high = jnp.maximum(limit, _DEPTH), jnp.zeros_like(limit)
+    total_low, count_low = _total(values, weights, low)
+    total_high, count_high = _total(values, weights, high)
+    reachable = total_low >= target
+    enough = total_high >= target  # the likeliest token alone
+
+    def unsettled(state) -> Array:
+        step, _, _, total_low, count_low, count_high = state
+        # Settled: the target is met to the point or cannot be met, or one token is left between low and high.
+        return (step < _HALVINGS) & jnp.any((total_low > target) & (count_low - count_high > 1))
+
+    def halve(state):
+        step, low, high, total_low, count_low, count_high = state
+        middle = (low + high) / 2
+        total, count = _total(values, weights, middle)
+        enough = total >= target
+        return (
+            step + 1,
+            jnp.where(enough, middle, low),
+            jnp.where(enough, high, middle),
+            jnp.where(enough, total, total_low),
+            jnp.where(enough, count, count_low),
+            jnp.where(enough, count_high, count),
+        )
+
+    start = (0, jnp.where(enough, high, low), high, total_low, jnp.where(enough, count_high, count_low), count_high)
+    found = lax.while_loop(unsettled, halve, start)[1]
+    return jnp.where(reachable, found, limit)
+
+
+def _total(values: Array, weights: Array, limit: Array) -> tuple[Array, Array]:
+    """Of the values at or above each row's limit: the sum of their weights, and how many they are."""
+    kept = values >= limit[:, None]
+    return jnp.sum(jnp.where(kept, weights, 0.0), axis=-1), jnp.sum(jnp.where(kept, 1.0, 0.0), axis=-1)

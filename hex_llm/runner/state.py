@@ -1,0 +1,111 @@
+"""What the device remembers of each slot from step to step."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from hex_llm.engine.request import Request
+from hex_llm.pytree import pytree
+from hex_llm.runner.layout import MAX_RULE_PREFIX, MAX_RULES, Shapes
+
+FOREVER = np.iinfo(np.int32).max
+
+
+@pytree
+class State:
+    """One row per slot, and one more that padding may write to."""
+
+    last_token: Array  # [R+1] int32
+    page_table: Array  # [R+1, B] int32
+    # What the FULL variant needs:
+    counts: Array  # [R+1, V] int32: 2 x the times a token stands in the output, + 1 if it stands in the prompt
+    recent: Array  # [R+1, P] int32: the last tokens of the output, -1 where there are none yet
+    rule_ids: Array  # [R+1, N] int32, -1: no rule
+    rule_bias: Array  # [R+1, N] float32
+    rule_until: Array  # [R+1, N] int32
+    rule_prefix: Array  # [R+1, N, P] int32
+
+
+def empty_state(shapes: Shapes) -> State:
+    rows = shapes.num_slots + 1
+    return State(
+        last_token=jnp.zeros(rows, jnp.int32),
+        page_table=jnp.zeros((rows, shapes.table_width), jnp.int32),
+        counts=jnp.zeros((rows, shapes.vocab_size), jnp.int32),
+        recent=jnp.full((rows, MAX_RULE_PREFIX), -1, jnp.int32),
+        rule_ids=jnp.full((rows, MAX_RULES), -1, jnp.int32),
+        rule_bias=jnp.zeros((rows, MAX_RULES), jnp.float32),
+        rule_until=jnp.zeros((rows, MAX_RULES), jnp.int32),
+        rule_prefix=jnp.full((rows, MAX_RULES, MAX_RULE_PREFIX), -1, jnp.int32),
+    )
+
+
+def needs_full(request: Request) -> bool:
+    """Whether the request's steps need the FULL variant."""
+    sampling = request.sampling
+    return (
+        sampling.repetition_penalty != 1
+        or sampling.presence_penalty != 0
+        or sampling.frequency_penalty != 0
+        or bool(sampling.logit_bias)
+        or bool(request.bad_words)
+        or sampling.min_tokens > 0
+        or sampling.logprobs is not None
+    )
+
+
+def pack_admission(request: Request, shapes: Shapes) -> np.ndarray:
+    """What `admit` has to know of a request that gets a slot, in one array."""
+    rules: list[tuple[int, float, int, tuple[int, ...]]] = []
+    rules += [(token, bias, FOREVER, ()) for token, bias in request.sampling.logit_bias.items()]
+    rules += [(word[-1], -np.inf, FOREVER, word[:-1]) for word in request.bad_words]
+    if request.sampling.min_tokens:
+        until = len(request.prompt) + request.sampling.min_tokens
+        rules += [(token, -np.inf, until, ()) for token in request.stop_ids]
+    assert len(rules) <= MAX_RULES, "refused when the request was made"
+
+    ids = np.full(MAX_RULES, -1, np.int32)
+    bias = np.zeros(MAX_RULES, np.float32)
+    until = np.zeros(MAX_RULES, np.int32)
+    prefix = np.full((MAX_RULES, MAX_RULE_PREFIX), -1, np.int32)
+    for i, (token, value, last, before) in enumerate(rules):
+        ids[i], bias[i], until[i] = token, value, last
+        prefix[i, MAX_RULE_PREFIX - len(before) :] = before
+    recent = np.full(MAX_RULE_PREFIX, -1, np.int32)
+    if tail := request.output[-MAX_RULE_PREFIX:]:
+        recent[-len(tail) :] = tail
+    tokens = np.zeros(shapes.max_model_len, np.int32)
+    tokens[: request.num_known] = request.tokens(0, request.num_known)
+    head = np.array([request.slot, len(request.prompt), request.num_known], np.int32)
+    return np.concatenate([head, recent, ids, bias.view(np.int32), until, prefix.ravel(), tokens])
+
+
+# The sizes of what `pack_admission` joins, but for the tokens, which come last.
+_SIZES = (3, MAX_RULE_PREFIX, MAX_RULES, MAX_RULES, MAX_RULES, MAX_RULES * MAX_RULE_PREFIX)
+
+
+def packed_admission_size(shapes: Shapes) -> int:
+    return sum(_SIZES) + shapes.max_model_len
+
+
+def admit(state: State, packed: Array) -> State:
+    """Writes the row of a request that needs the FULL variant; its first step follows."""
+    head, recent, ids, bias, until, prefix, tokens = jnp.split(packed, np.cumsum(_SIZES))
+    slot, num_prompt, num_known = head
+    place = jnp.arange(tokens.shape[0], dtype=jnp.int32)
+    nowhere = state.counts.shape[1]  # out of range: dropped
+    counts = jnp.zeros(nowhere, jnp.int32)
+    counts = counts.at[jnp.where(place < num_prompt, tokens, nowhere)].set(1, mode="drop")
+    in_output = (place >= num_prompt) & (place < num_known)
+    counts = counts.at[jnp.where(in_output, tokens, nowhere)].add(2, mode="drop")
+    return State(
+        last_token=state.last_token,
+        page_table=state.page_table,
+        counts=state.counts.at[slot].set(counts),
+        recent=state.recent.at[slot].set(recent),
+        rule_ids=state.rule_ids.at[slot].set(ids),
+        rule_bias=state.rule_bias.at[slot].set(jax.lax.bitcast_convert_type(bias, jnp.float32)),
+        rule_until=state.rule_until.at[slot].set(until),
+        rule_prefix=state.rule_prefix.at[slot].set(prefix.reshape(MAX_RULES, MAX_RULE_PREFIX)),
+    )

@@ -1,0 +1,266 @@
+"""A runner whose answers can be checked without a model.
+
+Its cache holds a number per token where a model's holds keys and values. The number of a token depends on the token,
+the adapter and the number of the token before, read back through the page table as attention would; the next token
+is a digest of all the numbers read back. A lost, shared or stale block therefore changes the output, and any schedule
+that is right gives the very same output as any other.
+
+Like the device it runs behind: what a step needs is taken from the requests when it is dispatched, and with
+`lazy=True` nothing is computed before a step is read. Memory that a step under way may still touch is guarded.
+"""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hex_llm.engine.admission import new_request
+from hex_llm.engine.engine import Engine
+from hex_llm.engine.limits import Limits
+from hex_llm.engine.output import Output
+from hex_llm.engine.request import Request, SamplingParams, TokenLogprobs
+from hex_llm.engine.step import Logprobs, Slice, StepResult
+
+VOCAB = 40
+TOP = 3
+
+
+def cell(before: int, token: int, adapter: str) -> int:
+    """What the cache holds for a token."""
+    return zlib.crc32(f"{adapter} {token}".encode(), before) & 0x7FFFFFFF
+
+
+def next_token(cells: np.ndarray, seed: int) -> int:
+    return zlib.crc32(cells.tobytes(), seed) % VOCAB
+
+
+def logprobs_of(number: int) -> TokenLogprobs:
+    """Made-up figures about a token: they depend on nothing but the cell before it."""
+    top = tuple(((number + i) % VOCAB, -float(number % 97 + i)) for i in range(TOP))
+    return TokenLogprobs(-float(number % 89), number % 7 + 1, top)
+
+
+def alone(request: Request) -> list[int]:
+    """The output of a request that has the device to itself, and never meets a scheduler."""
+    tokens, cells, before = list(request.prompt), [], 0
+    output: list[int] = []
+    while len(output) < request.max_output and not (output and output[-1] in request.stop_ids):
+        for token in tokens[len(cells) :]:
+            before = cell(before, token, request.adapter)
+            cells.append(before)
+        output.append(next_token(np.array(cells, np.int64), request.seed))
+        tokens.append(output[-1])
+    return output
+
+
+def logprobs_alone(request: Request, tokens: Sequence[int]) -> list[TokenLogprobs]:
+    """What is said of each of `tokens` but the first."""
+    numbers, before = [], 0
+    for token in tokens[:-1]:
+        before = cell(before, token, request.adapter)
+        numbers.append(before)
+    return [logprobs_of(number) for number in numbers]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A slice as it was when it was dispatched."""
+
+    slot: int
+    seed: int
+    adapter: str
+    fresh: bool
+    start: int
+    tokens: list[int]
+    length: int
+    num_old_blocks: int
+    new_blocks: list[int]
+    samples: bool
+    poisoned: bool
+    wants_prompt_logprobs: bool
+
+
+class FakeStep:
+    def __init__(self, runner: "FakeRunner", rows: list[Row], touched: set[int], written: set[int]):
+        self.runner, self.rows, self.touched, self.written = runner, rows, touched, written
+        self.result: StepResult | None = None
+
+    def read(self) -> StepResult:
+        assert self.runner.unread[0] is self, "steps are read in the order of their dispatch"
+        self.runner.unread.pop(0)
+        return self.result or self.runner.execute(self.rows)
+
+
+class FakeRunner:
+    def __init__(self, limits: Limits, *, lazy: bool = True):
+        self.limits = limits
+        self.lazy = lazy
+        self.unread: list[FakeStep] = []
+        self.steps: list[list[tuple[str, int, int]]] = []  # (request, start, length) of all there ever were
+        self.num_tokens = 0  # computed so far
+        self.poison: dict[str, int] = {}  # request -> the token of its output that comes out as NaN
+        # The device's memory, touched by `execute` alone.
+        pages = -(-limits.max_model_len // limits.block_size)
+        self.cache = np.full((limits.num_blocks, limits.block_size), -1, np.int64)
+        self.page_table = np.zeros((limits.max_running, pages), np.int64)
+        self.last_token = np.full(limits.max_running, -1)
+        # What the host has told the device of each slot: whose it is, and how many blocks.
+        self.told: dict[int, tuple[str, int]] = {}
+
+    def dispatch(self, step: Sequence[Slice]) -> FakeStep:
+        self.check(step)
+        touched, written, rows = set(), set(), []
+        for piece in step:
+            request, size = piece.request, self.limits.block_size
+            end = piece.start + piece.length
+            own = {request.blocks[i] for i in range(piece.start // size, -(-end // size))}
+            written |= own
+            touched |= set(request.blocks[: -(-end // size)])
+            rows.append(
+                Row(
+                    slot=request.slot,
+                    seed=request.seed,
+                    adapter=request.adapter,
+                    fresh=piece.fresh,
+                    start=piece.start,
+                    tokens=request.tokens(piece.start, end),
+                    length=piece.length,
+                    num_old_blocks=piece.num_old_blocks,
+                    new_blocks=request.blocks[piece.num_old_blocks :],
+                    samples=piece.samples,
+                    poisoned=self.poison.get(request.id) == len(request.output) + request.num_in_flight - 1,
+                    wants_prompt_logprobs=request.sampling.prompt_logprobs is not None,
+                )
+            )
+            self.told[request.slot] = (request.id, len(request.blocks))
+        pending = FakeStep(self, rows, touched, written)
+        self.unread.append(pending)
+        self.steps.append([(piece.request.id, piece.start, piece.length) for piece in step])
+        self.num_tokens += sum(piece.length for piece in step)
+        if not self.lazy:
+            pending.result = self.execute(rows)
+        return pending
+
+    def check(self, step: Sequence[Slice]) -> None:
+        """Asserts what a real runner relies upon."""
+        limits, size = self.limits, self.limits.block_size
+        assert step
+        assert len({piece.request.slot for piece in step}) == len(step), "a slot is in a step twice"
+        assert sum(piece.length for piece in step) <= limits.step_tokens
+        assert sum(not piece.decodes for piece in step) <= limits.max_prefills
+        kinds = [0 if piece.decodes else 1 if piece.length == 1 else 2 for piece in step]
+        assert kinds == sorted(kinds), "decodes come first, then the short, then the long"
+        if not limits.chunked:
+            decodes = [piece.decodes and piece.samples for piece in step]
+            assert all(decodes) or not any(decodes), "a step both prefills and decodes"
+        touched = set().union(*(pending.touched for pending in self.unread))
+        written = set().union(*(pending.written for pending in self.unread))
+        for piece in step:
+            request, end = piece.request, piece.start + piece.length
+            known = len(request.tokens(piece.start, end))
+            assert known == piece.length or (known == 0 and piece.decodes), "a token is known to nobody"
+            assert 0 <= request.slot < limits.max_running
+            assert end <= limits.max_model_len
+            assert end <= len(request.blocks) * size
+            assert all(0 < block < limits.num_blocks for block in request.blocks)
+            told = (None, 0) if piece.fresh else self.told[request.slot]
+            assert told == (None if piece.fresh else request.id, piece.num_old_blocks)
+            if piece.fresh:
+                assert piece.start % size == 0, "only whole blocks are shared"
+                found, rest = request.blocks[: piece.start // size], request.blocks[piece.start // size :]
+                assert not written.intersection(found), "a block was found before the step that fills it was read"
+            else:
+                rest = request.blocks[piece.num_old_blocks :]
+            assert not touched.intersection(rest), "a block was given away while a step under way may touch it"
+
+    def execute(self, rows: Sequence[Row]) -> StepResult:
+        tokens, size = np.full(len(rows), -1, np.int32), self.limits.block_size
+        finite = np.zeros(len(rows), bool)
+        about, of_prompts = [], []
+        for index, row in enumerate(rows):
+            table = self.page_table[row.slot]
+            if row.fresh:
+                table[:] = 0
+                self.last_token[row.slot] = -1
+            table[row.num_old_blocks : row.num_old_blocks + len(row.new_blocks)] = row.new_blocks
+            inputs = row.tokens or [int(self.last_token[row.slot])]
+            before = 0 if row.start == 0 else self.cache[table[(row.start - 1) // size], (row.start - 1) % size]
+            for position, token in enumerate(inputs, row.start):
+                before = cell(int(before), token, row.adapter)
+                self.cache[table[position // size], position % size] = before
+            end = row.start + row.length
+            cells = self.cache[table[: -(-end // size)]].reshape(-1)[:end]
+            about.append(logprobs_of(int(cells[-1])))
+            of_prompts.append(_stack([logprobs_of(int(c)) for c in cells[row.start :]]))
+            if row.samples:
+                tokens[index] = next_token(cells, row.seed)
+                finite[index] = not row.poisoned
+                self.last_token[row.slot] = tokens[index]
+        of_prompts = [p if row.wants_prompt_logprobs else None for p, row in zip(of_prompts, rows, strict=True)]
+        return StepResult(tokens, finite, _stack(about), of_prompts)
+
+
+def _stack(values: list[TokenLogprobs]) -> Logprobs:
+    return Logprobs(
+        own=np.array([v.logprob for v in values], np.float32),
+        rank=np.array([v.rank for v in values], np.int32),
+        top_ids=np.array([[i for i, _ in v.top] for v in values], np.int32),
+        top=np.array([[p for _, p in v.top] for v in values], np.float32),
+    )
+
+
+def make_limits(**changes) -> Limits:
+    defaults = {
+        "vocab_size": VOCAB,
+        "max_model_len": 64,
+        "num_blocks": 65,
+        "block_size": 4,
+        "max_running": 8,
+        "max_prefills": 4,
+        "step_tokens": 64,
+        "chunked": True,
+        "prefix_caching": True,
+    }
+    return Limits(**(defaults | changes))
+
+
+def make_engine(*, max_in_flight: int = 1, lazy: bool = True, **changes) -> tuple[Engine, FakeRunner]:
+    limits = make_limits(**changes)
+    runner = FakeRunner(limits, lazy=lazy)
+    return Engine(runner, limits, max_in_flight=max_in_flight), runner
+
+
+_ids = iter(range(10**9))
+
+
+def make_request(prompt: Sequence[int], max_tokens: int = 4, *, id: str = "", **changes) -> Request:
+    """A request with an id of its own; `changes` are those of SamplingParams and of new_request."""
+    given = {name: changes.pop(name) for name in ("adapter", "cache_salt", "end_ids") if name in changes}
+    sampling = SamplingParams(max_tokens=max_tokens, **changes)
+    # Refusals are the engine's to make, so the request itself is made under limits that allow anything.
+    limits = make_limits(max_model_len=2**30, num_blocks=2**30, vocab_size=2**30)
+    return new_request(id or f"r{next(_ids)}", list(prompt), sampling, limits, **given)
+
+
+def drain(engine: Engine, most: int = 5000) -> list[Output]:
+    """Steps until nothing is left to do."""
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+        engine.check()
+        most -= 1
+        assert most, "the engine does not come to an end"
+    engine.check()
+    return outputs
+
+
+def run(engine: Engine, *requests: Request) -> list[Output]:
+    for request in requests:
+        engine.add(request)
+    return drain(engine)
+
+
+def outputs_of(outputs: Iterable[Output], request: Request) -> list[int]:
+    """The tokens that a request was told of."""
+    return [token for output in outputs if output.request_id == request.id for token in output.tokens]

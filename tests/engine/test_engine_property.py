@@ -1,0 +1,103 @@
+"""Every schedule gives the same output: whatever the engine is made of and whatever happens around a request."""
+
+import random
+
+import pytest
+
+from hex_llm.engine.request import FinishReason
+from tests.engine.fakes import VOCAB, alone, logprobs_alone, make_engine, make_request
+
+NUM_SETTINGS = 500
+
+
+def random_engine(rng: random.Random, longest: int):
+    block_size = rng.choice([1, 2, 4, 8])
+    least = -(-longest // block_size)  # the longest request alone fills the memory
+    max_running = rng.choice([1, 2, 3, 8, 8, 8])
+    return make_engine(
+        max_in_flight=rng.choice([0, 1, 1, 2]),
+        lazy=rng.random() < 0.7,
+        max_model_len=longest,
+        block_size=block_size,
+        num_blocks=1 + least + rng.choice([0, 0, 1, 2, least // 2, 8 * least]),
+        max_running=max_running,
+        max_prefills=rng.choice([1, 2, 8]),
+        step_tokens=max_running + rng.choice([0, 1, 5, 16, 64]),
+        chunked=rng.random() < 0.5,
+        prefix_caching=rng.random() < 0.6,
+        prefix_unit=block_size * rng.choice([1, 2]),
+    )
+
+
+def random_requests(rng: random.Random):
+    shared = [[rng.randrange(VOCAB) for _ in range(24)] for _ in range(2)]
+    return [
+        make_request(
+            rng.choice(shared)[: rng.choice([0, rng.randrange(25), 24])]
+            + [rng.randrange(VOCAB) for _ in range(rng.choice([1, 1, 9]))],
+            rng.choice([1, 2, 5, 20, 40]),
+            seed=rng.choice([None, 1, 2**40 + 1]),
+            stop_token_ids=rng.sample(range(VOCAB), rng.choice([0, 0, 2, 6])),
+            cache_salt=rng.choice(["", "", "pepper"]),
+            adapter=rng.choice(["", "", "lora"]),
+            logprobs=rng.choice([None, None, 0, 2]),
+            prompt_logprobs=rng.choice([None, None, None, 1]),
+        )
+        for _ in range(rng.randrange(1, 17))
+    ]
+
+
+def same(told, expected, count):
+    return [(t.logprob, t.rank, t.top) for t in told] == [(e.logprob, e.rank, e.top[:count]) for e in expected]
+
+
+@pytest.mark.parametrize("setting", range(NUM_SETTINGS))
+def test_every_schedule_gives_the_same_output(setting):
+    rng = random.Random(setting)
+    requests = random_requests(rng)
+    longest = max(len(request.prompt) + request.max_output for request in requests)
+    engine, _ = random_engine(rng, longest)
+    arrivals = sorted((rng.choice([0, 0, rng.randrange(60)]), i) for i in range(len(requests)))
+    aborts = {rng.randrange(60): rng.choice(requests) for _ in range(rng.choice([0, 0, 3]))}
+    aborted: dict[str, FinishReason] = {}
+    outputs = {request.id: [] for request in requests}
+
+    for step in range(5000):
+        while arrivals and arrivals[0][0] <= step:
+            engine.add(requests[arrivals.pop(0)[1]])
+        if step in aborts and engine.abort(aborts[step].id):
+            aborted[aborts[step].id] = FinishReason.ABORT
+        for output in engine.step():
+            assert output.request_id not in aborted
+            outputs[output.request_id].append(output)
+        engine.check()
+        if not arrivals and not engine.has_work:
+            break
+    assert not engine.has_work
+
+    for request in requests:
+        expected, told = alone(request), outputs[request.id]
+        tokens = [token for output in told for token in output.tokens]
+        if request.id in aborted:
+            assert tokens == expected[: len(tokens)]
+        else:
+            assert tokens == expected
+            reason = FinishReason.STOP if expected[-1] in request.stop_ids else FinishReason.LENGTH
+            assert [output.finish_reason for output in told] == [None] * (len(told) - 1) + [reason]
+        check_logprobs(request, told, tokens)
+
+
+def check_logprobs(request, told, tokens):
+    expected = logprobs_alone(request, [*request.prompt, *tokens])
+    of_prompt, of_output = expected[: len(request.prompt) - 1], expected[len(request.prompt) - 1 :]
+    if (count := request.sampling.logprobs) is None:
+        assert all(output.logprobs is None for output in told)
+    else:
+        assert same([entry for output in told for entry in output.logprobs], of_output, count)
+    if (count := request.sampling.prompt_logprobs) is None or not told:
+        assert all(output.prompt_logprobs is None for output in told)
+    else:
+        first, *rest = told[0].prompt_logprobs
+        assert first is None
+        assert same(rest, of_prompt, count)
+        assert all(output.prompt_logprobs is None for output in told[1:])

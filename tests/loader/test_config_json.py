@@ -1,0 +1,174 @@
+import json
+
+import pytest
+
+from hex_llm.errors import CheckpointError
+from hex_llm.layers.rope import LinearScaling, Llama3Scaling, Rope
+from hex_llm.loader.config_json import parse_config, read_config
+from tests.checkpoints import llama_config
+
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def parse(**changes):
+    return parse_config(llama_config(**changes), "config.json")
+
+
+def refusal(**changes):
+    with pytest.raises(CheckpointError) as caught:
+        parse(**changes)
+    assert caught.value.exit_code == 3
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 300
+    return message
+
+
+def test_optional_fields_have_the_defaults_of_transformers():
+    absent = ("num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta", "hidden_act", "torch_dtype")
+    config = parse(**dict.fromkeys((*absent, "tie_word_embeddings")))
+    arch = config.arch
+    assert (arch.num_kv_heads, arch.head_dim, arch.norm_eps) == (8, 8, 1e-6)
+    assert (arch.rope, arch.tied, config.dtype) == (Rope(8, 10000.0), False, None)
+    assert (arch.attention_bias, arch.mlp_bias, arch.window) == (False, False, None)
+
+
+def test_an_arch_can_be_a_key():
+    assert {parse().arch: 1}[parse().arch] == 1
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected"),
+    [
+        ({}, None),
+        ({"factor": 2}, LinearScaling(2.0)),
+        (LLAMA3, Llama3Scaling(8.0, 1.0, 4.0, 8192)),
+    ],
+    ids=["default", "linear", "llama3"],
+)
+def test_rope_is_read_in_every_spelling(scaling, expected):
+    kind = {0: "default", 1: "linear", 4: "llama3"}[len(scaling)]
+    rope = Rope(8, 5e5, expected)
+    new = {"rope_type": kind, "rope_theta": 5e5, **scaling}
+    assert parse(rope_theta=None, rope_parameters=new).arch.rope == rope
+    assert parse(rope_theta=500000, rope_scaling={"rope_type": kind, **scaling}).arch.rope == rope
+    assert parse(rope_theta=5e5, rope_scaling={"type": kind, **scaling}).arch.rope == rope
+    both = parse(rope_theta=5e5, rope_scaling={"type": kind, **scaling}, rope_parameters=new)
+    assert both.arch.rope == rope
+
+
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+def test_the_dtype_is_read_in_both_spellings(name):
+    assert parse(**{"torch_dtype": None, name: "bfloat16"}).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "max_position_embeddings",
+        "architectures",
+    ],
+)
+def test_a_missing_field_is_named(name):
+    assert refusal(**{name: None}) == f"config.json: {name} is missing."
+
+
+@pytest.mark.parametrize("value", ["64", 0, -8, 64.0, True, [64], {}, 2**40, pytest.param(10**5000, id="huge")])
+def test_a_size_that_is_none_is_named(value):
+    message = refusal(hidden_size=value)
+    assert message.startswith("config.json: hidden_size is ")
+    assert ", not a" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3"),
+        ({"hidden_size": 65}, "hidden_size is 65"),
+        ({"num_attention_heads": 100, "num_key_value_heads": 100}, "hidden_size is 64"),
+        ({"head_dim": 7}, "head_dim is 7"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, not a number from 1 to 1024"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps is '1e-5'"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf"),
+        ({"rope_theta": 10**400}, "rope_theta is a huge number"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes', not true or false"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"hidden_act": 3}, "hidden_act is 3"),
+        ({"torch_dtype": "int4"}, "torch_dtype is 'int4'"),
+        ({"architectures": []}, "architectures is not a list of names"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures is not a list of names"),
+        ({"architectures": ["BertModel"]}, "'BertModel'; this version serves LlamaForCausalLM"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config says 'awq'"),
+        ({"quantization_config": {"load_in_8bit": True}}, "quantization_config says 'unknown'"),
+        ({"quantization_config": 8}, "quantization_config is 8, not an object"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling.type is 'yarn'"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type is 'longrope'"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": -1}}, "rope_scaling.factor is -1"),
+        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "factor": None}}, "rope_scaling.factor is missing"),
+        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 5}}, "low_freq_factor is above"),
+        ({"rope_scaling": [1]}, "rope_scaling is [1], not an object"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_type": "default"}},
+            "different things",
+        ),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    ],
+)
+def test_a_value_that_cannot_be_served_is_named(changes, words):
+    message = refusal(**changes)
+    assert message.startswith("config.json: ")
+    assert words in message
+
+
+def test_a_long_value_makes_no_long_message():
+    refusal(hidden_size="x" * 100_000)
+    refusal(architectures=["x" * 100_000])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "not valid JSON"),
+        (b'{"hidden_size": 64', "not valid JSON"),
+        (b'{"rms_norm_eps": NaN}', "NaN is not a JSON number"),
+        (b'{"rms_norm_eps": -Infinity}', "Infinity is not a JSON number"),
+        (b'{"a": ' * 100_000, "nested too deeply"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b"[1]", "not a JSON object"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer"),
+        (b"<!DOCTYPE html><html></html>", "web page"),
+    ],
+    ids=range(11),
+)
+def test_a_damaged_file_is_named(tmp_path, content, words):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        read_config(tmp_path)
+    message = str(caught.value)
+    assert str(tmp_path / "config.json") in message
+    assert words in message
+    assert len(message) < 400
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"config\.json is missing"):
+        read_config(tmp_path)
+
+
+def test_a_config_is_read_from_its_folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(llama_config()))
+    assert read_config(tmp_path) == parse()

@@ -1,0 +1,83 @@
+"""transformers and torch in a process of their own: commands come in as lines of JSON, and so do answers go out.
+
+Runs in the environment that `scripts/setup oracle` makes, in whichever python torch is to be had for.
+"""
+
+import json
+import os
+import sys
+
+os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"  # some virtual machines announce AMX and stop at its use
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+
+def make(folder, config, seed, max_shard_size):
+    """Saves a random Llama whose norms and biases are random too, which a newborn model's are not."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**config))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.normal_(1.0, 0.2)
+            elif name.endswith("bias"):
+                parameter.normal_(0.0, 0.2)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+
+
+class Models:
+    """The last model asked for stays loaded."""
+
+    def __init__(self):
+        self.folder = None
+        self.model = None
+
+    def load(self, folder):
+        if folder != self.folder:
+            self.model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, attn_implementation="eager"
+            ).eval()
+            self.folder = folder
+        return self.model
+
+    @torch.no_grad()
+    def logits(self, folder, tokens, out):
+        np.save(out, self.load(folder)(torch.tensor([tokens])).logits[0].numpy())
+
+    @torch.no_grad()
+    def generate(self, folder, tokens, num_tokens):
+        ids = torch.tensor([tokens])
+        model = self.load(folder)
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            min_new_tokens=num_tokens,
+            max_new_tokens=num_tokens,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        return out[0, len(tokens) :].tolist()
+
+
+def main():
+    torch.set_num_threads(1)
+    answers = sys.stdout
+    sys.stdout = sys.stderr  # whatever the libraries print must not pass for an answer
+    models = Models()
+    commands = {"make": make, "logits": models.logits, "generate": models.generate}
+    print(json.dumps({"result": "ready"}), file=answers, flush=True)
+    for line in sys.stdin:
+        call = json.loads(line)
+        try:
+            answer = {"result": commands[call.pop("command")](**call)}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

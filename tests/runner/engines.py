@@ -1,0 +1,48 @@
+"""Real engines on tiny models, for tests."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hex_llm.build import build_engine, find_model
+from hex_llm.config import Config
+from hex_llm.engine.admission import new_request
+from hex_llm.engine.engine import Engine
+from hex_llm.engine.output import Output
+from hex_llm.engine.request import SamplingParams
+
+# Few and small shapes: what a test waits for is compilation. It happens as steps need it, unless a test says otherwise.
+SMALL = {
+    "max_model_len": 96,
+    "num_blocks": 64,
+    "block_size": 8,
+    "max_decode_seqs": 8,
+    "prefill_len_padding": 32,
+    "max_num_batched_tokens": 64,
+    "decode_blocks_padding": 1,
+    "warmup": False,
+    "compilation_cache_dir": os.environ.get("JAX_COMPILATION_CACHE_DIR", ""),
+}
+
+
+def make_engine(folder: Path, **flags: Any) -> Engine:
+    config = Config(model=str(folder), **SMALL | flags)
+    return build_engine(config, find_model(config))
+
+
+def run(engine: Engine, *asked: tuple[Sequence[int], SamplingParams], seed: int = 0) -> list[list[Output]]:
+    """Runs requests together; returns the outputs of each."""
+    ids = [f"request-{number}" for number in range(len(asked))]
+    for id, (prompt, sampling) in zip(ids, asked, strict=True):
+        engine.add(new_request(id, prompt, sampling, engine.limits, end_ids=(), seed=seed))
+    outputs: dict[str, list[Output]] = {id: [] for id in ids}
+    while engine.has_work:
+        for output in engine.step():
+            outputs[output.request_id].append(output)
+    engine.check()
+    return [outputs[id] for id in ids]
+
+
+def tokens(outputs: Sequence[Output]) -> list[int]:
+    return [token for output in outputs for token in output.tokens]

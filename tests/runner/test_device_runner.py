@@ -1,0 +1,244 @@
+"""The engine with its real runner: what a request gets depends on the request alone."""
+
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hex_llm.engine.request import FinishReason, SamplingParams
+from hex_llm.kernels.batch import Batch
+from hex_llm.models import decoder
+from tests.checkpoints import write_llama
+from tests.runner.engines import SMALL, make_engine, run, tokens
+
+VOCAB = 320
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_llama(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def engine(folder):
+    return make_engine(folder, max_prefill_seqs=4)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(3, VOCAB, length).tolist()
+
+
+def plain_logits(engine, sequence: list[int]) -> np.ndarray:
+    """[T, V]: the model over a whole sequence at once, with no engine around it."""
+    runner = engine._runner
+    params, arch = runner._params, runner._compiler._arch
+    length = len(sequence)
+    pages = tuple(jnp.zeros((2, 2, arch.num_kv_heads, 128, arch.head_dim), jnp.float32) for _ in range(arch.num_layers))
+    places = jnp.arange(length, dtype=jnp.int32)
+    batch = Batch(
+        tokens=jnp.asarray(sequence, jnp.int32),
+        positions=places,
+        write_page=jnp.ones(length, jnp.int32),
+        write_offset=places,
+        cu_q=jnp.array([0, length], jnp.int32),
+        kv_len=jnp.array([length], jnp.int32),
+        page_table=jnp.array([[1]], jnp.int32),
+        num_decode=jnp.int32(0),
+        num_seqs=jnp.int32(1),
+    )
+    hidden, _ = decoder.forward(params, arch, pages, batch)
+    return np.asarray(decoder.logits(params, arch, hidden))
+
+
+def random_request(rng: random.Random, shared: list[int]) -> tuple[list[int], SamplingParams]:
+    start = shared[: rng.choice([0, 0, 16, 30, 40])]
+    body = [rng.randrange(3, VOCAB) for _ in range(rng.choice([1, 2, 7, 20]))]
+    extras = rng.choice([{}, {}, {"repetition_penalty": 1.3, "presence_penalty": 0.4}, {"logprobs": 2}])
+    sampling = SamplingParams(
+        max_tokens=rng.choice([1, 3, 12, 24]),
+        temperature=rng.choice([0.0, 0.7, 1.5]),
+        top_k=rng.choice([0, 0, 5]),
+        top_p=rng.choice([1.0, 0.8]),
+        seed=rng.randrange(2**32),
+        stop_token_ids=tuple(rng.sample(range(VOCAB), rng.choice([0, 30]))),
+        **extras,
+    )
+    return start + body, sampling
+
+
+@pytest.mark.parametrize("setting", range(20))
+def test_every_schedule_gives_the_same_output(folder, engine, setting):
+    rng = random.Random(setting)
+    crowded = make_engine(
+        folder,
+        max_prefill_seqs=rng.choice([1, 4]),
+        num_blocks=rng.choice([12, 14, 64]),  # 12 blocks hold one request of 96 tokens
+        max_num_batched_tokens=rng.choice([32, 64]),
+        enable_chunked_prefill=rng.random() < 0.5,
+        enable_prefix_cache_hbm=rng.random() < 0.6,
+        async_scheduling=rng.random() < 0.8,
+    )
+    shared = prompt(40, seed=setting)
+    asked = [random_request(rng, shared) for _ in range(12)]
+    together = run(crowded, *asked)
+    assert [tokens(outputs) for outputs in together] == [tokens(run(engine, each)[0]) for each in asked]
+
+
+def test_after_warm_up_nothing_is_compiled(folder):
+    engine = make_engine(folder, warmup=True, max_decode_seqs=8, decode_seqs_padding=2)
+    compiled: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, *_, **__: compiled.append(name) if "backend_compile" in name else None
+    )
+    jax.jit(lambda x: x + 1)(jnp.ones(7, jnp.float32))
+    assert compiled, "the listener hears of compilations"
+    compiled.clear()
+    longest = SMALL["max_model_len"]
+    for length in range(1, longest):
+        run(engine, (prompt(length), SamplingParams(max_tokens=min(2, longest - length))))
+    variants = [{}, {"logprobs": 1}, {"prompt_logprobs": 1}, {"repetition_penalty": 1.2}, {"temperature": 0.0}]
+    for size in range(1, 9):
+        for extras in variants:
+            run(engine, *[(prompt(5, seed=i), SamplingParams(max_tokens=4, **extras)) for i in range(size)])
+    assert not compiled
+
+
+def test_a_seed_gives_the_same_output_alone_in_a_crowd_and_after_a_preemption(folder, engine):
+    sampling = SamplingParams(temperature=1.0, seed=1234, max_tokens=24)
+    (alone,) = run(engine, (prompt(9), sampling))
+    others = [(prompt(9, seed=i), SamplingParams(temperature=1.0, seed=i, max_tokens=24)) for i in range(1, 32)]
+    crowd = make_engine(folder, max_decode_seqs=32, num_blocks=256, max_prefill_seqs=4)
+    assert tokens(run(crowd, (prompt(9), sampling), *others)[0]) == tokens(alone)
+    assert tokens(run(crowd, *others, (prompt(9), sampling))[-1]) == tokens(alone)
+    tight = make_engine(folder, num_blocks=12, max_prefill_seqs=4)
+    outputs = run(tight, *others[:7], (prompt(9), sampling))
+    assert tight.stats().total_preemptions > 0
+    assert tokens(outputs[-1]) == tokens(alone)
+    (other_seed,) = run(engine, (prompt(9), SamplingParams(temperature=1.0, seed=1235, max_tokens=24)))
+    assert tokens(other_seed) != tokens(alone)
+
+
+def test_greedy_tokens_and_logprobs_are_those_of_the_plain_model(engine):
+    start = prompt(13)
+    sampling = SamplingParams(temperature=0, max_tokens=8, logprobs=5, prompt_logprobs=3)
+    (outputs,) = run(engine, (start, sampling))
+    chosen = tokens(outputs)
+    logits = plain_logits(engine, start + chosen)
+    expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    assert chosen == logits[len(start) - 1 : -1].argmax(-1).tolist()
+    for place, output in enumerate(outputs, len(start) - 1):
+        (told,) = output.logprobs
+        assert told.rank == 1
+        assert told.logprob == pytest.approx(expected[place].max(), abs=1e-4)
+        best = np.argsort(-expected[place])[:5]
+        assert [token for token, _ in told.top] == best.tolist()
+        np.testing.assert_allclose([logprob for _, logprob in told.top], expected[place][best], atol=1e-4)
+    prompt_logprobs = outputs[0].prompt_logprobs
+    assert prompt_logprobs[0] is None
+    assert len(prompt_logprobs) == len(start)
+    for place in range(1, len(start)):
+        told = prompt_logprobs[place]
+        assert told.logprob == pytest.approx(expected[place - 1][start[place]], abs=1e-4)
+        assert told.rank == 1 + (expected[place - 1] > expected[place - 1][start[place]]).sum()
+        assert len(told.top) == 3
+
+
+def test_prompt_logprobs_of_a_prompt_over_several_steps_are_whole(folder, engine):
+    start = prompt(70)
+    sampling = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0)
+    (outputs,) = run(engine, (start, sampling))
+    logits = plain_logits(engine, start)
+    expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    told = [each.logprob for each in outputs[0].prompt_logprobs[1:]]
+    np.testing.assert_allclose(told, expected[np.arange(69), start[1:]], atol=1e-4)
+
+
+def test_penalties_count_prompt_and_output_also_after_a_preemption(folder, engine):
+    sampling = SamplingParams(
+        temperature=0, max_tokens=24, repetition_penalty=1.4, presence_penalty=0.7, frequency_penalty=0.6
+    )
+    start = prompt(9)
+    sequence = list(start)
+    for _ in range(24):
+        logits = plain_logits(engine, sequence)[-1].copy()
+        seen = np.unique(sequence)
+        logits[seen] = np.where(logits[seen] > 0, logits[seen] / 1.4, logits[seen] * 1.4)
+        for token in sequence[len(start) :]:
+            logits[token] -= 0.6
+        logits[np.unique(sequence[len(start) :]).astype(int)] -= 0.7
+        sequence.append(int(logits.argmax()))
+    assert tokens(run(engine, (start, sampling))[0]) == sequence[len(start) :]
+    tight = make_engine(folder, num_blocks=12, max_prefill_seqs=4)
+    outputs = run(tight, *[(prompt(9, seed=i), GREEDY) for i in range(7)], (start, sampling))
+    assert tight.stats().total_preemptions > 0
+    assert tokens(outputs[-1]) == sequence[len(start) :]
+
+
+def test_logit_bias_forces_and_forbids(engine):
+    (forced,) = run(engine, (prompt(5), SamplingParams(temperature=1.0, seed=1, max_tokens=6, logit_bias={7: 100.0})))
+    assert tokens(forced) == [7] * 6
+    free = tokens(run(engine, (prompt(5), GREEDY))[0])
+    (without,) = run(engine, (prompt(5), SamplingParams(temperature=0, max_tokens=12, logit_bias={free[0]: -100.0})))
+    assert free[0] not in tokens(without)
+
+
+def test_a_bad_word_of_several_tokens_is_never_completed(engine):
+    from hex_llm.engine.admission import new_request
+
+    free = tokens(run(engine, (prompt(5), GREEDY))[0])
+    word = tuple(free[2:5])
+    request = new_request("with", prompt(5), GREEDY, engine.limits, bad_words=[word])
+    engine.add(request)
+    got = []
+    while engine.has_work:
+        got += [token for output in engine.step() for token in output.tokens]
+    assert got[:4] == free[:4]
+    assert got[4] != free[4]
+    assert all(tuple(got[i : i + 3]) != word for i in range(len(got)))
+
+
+def test_min_tokens_holds_a_stop_token_back(engine):
+    free = tokens(run(engine, (prompt(5), GREEDY))[0])
+    stop = free[1]
+    early = SamplingParams(temperature=0, max_tokens=12, stop_token_ids=(stop,))
+    (outputs,) = run(engine, (prompt(5), early))
+    assert (len(tokens(outputs)), outputs[-1].finish_reason) == (free.index(stop) + 1, FinishReason.STOP)
+    late = SamplingParams(temperature=0, max_tokens=12, stop_token_ids=(stop,), min_tokens=6)
+    assert stop not in tokens(run(engine, (prompt(5), late))[0])[:6]
+
+
+def test_a_row_of_nan_ends_that_request_alone(folder):
+    engine = make_engine(folder, max_prefill_seqs=4)
+    (expected,) = run(engine, (prompt(9), GREEDY))
+    poison = 5
+    runner = engine._runner
+    embed = runner._params.embed.at[poison].set(jnp.nan)
+    runner._params = jax.tree.unflatten(
+        jax.tree.structure(runner._params),
+        [embed if leaf is runner._params.embed else leaf for leaf in jax.tree.leaves(runner._params)],
+    )
+    good, bad, also_good = run(engine, (prompt(9), GREEDY), ([9, poison, 11], GREEDY), (prompt(9), GREEDY))
+    assert (tokens(bad), bad[-1].finish_reason) == ([], FinishReason.ERROR)
+    assert tokens(good) == tokens(also_good) == tokens(expected)
+
+
+def test_without_jit_the_output_is_the_same(folder, engine):
+    asked = (prompt(6), SamplingParams(temperature=0.9, seed=3, max_tokens=3))
+    plain = make_engine(folder, enable_jit=False)
+    with jax.disable_jit():
+        pass
+    assert tokens(run(plain, asked)[0]) == tokens(run(engine, asked)[0])
+
+
+def test_a_sliding_window_hides_what_is_out_of_it(folder):
+    engine = make_engine(folder, sliding_window=8)
+    # Two layers with a window of 8 see at most 15 tokens back.
+    far, near = prompt(40), prompt(40)
+    far[:20] = prompt(20, seed=9)
+    near[35] = 3 + (near[35] - 2) % 300
+    (base,), (same,), (other,) = (run(engine, (each, GREEDY)) for each in (prompt(40), far, near))
+    assert tokens(base) == tokens(same)
+    assert tokens(base) != tokens(other)

@@ -1,0 +1,44 @@
+import pytest
+
+from hex_llm.errors import OutOfMemory
+from hex_llm.runner.memory import GIB, Memory, Needs, Share, plan_blocks
+
+NEEDS = Needs(weights=16 * GIB, state=GIB, temporaries=3 * GIB, block=GIB // 256)
+
+
+def plan(memory=None, share=None, **changes):
+    options = {"max_model_len": 4096, "block_size": 32, "num_blocks": None} | changes
+    return plan_blocks(memory or Memory(total=40 * GIB, used=0), NEEDS, share or Share(0.5), **options)
+
+
+def test_the_kv_cache_gets_its_share_of_what_weights_state_and_temporaries_leave():
+    assert plan() == 10 * 256
+    assert plan(Memory(total=40 * GIB, used=4 * GIB)) == 8 * 256
+
+
+def test_vllms_share_is_of_the_whole_device():
+    assert plan(share=Share(0.9, of_total=0.75)) == 10 * 256
+
+
+def test_the_host_keeps_some_of_its_memory():
+    assert plan(Memory(total=40 * GIB, used=0, kv_limit=4 * GIB)) == 4 * 256
+
+
+def test_a_number_of_blocks_overrides_the_share_and_the_null_block_comes_on_top():
+    assert plan(num_blocks=5000) == 5001
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_blocks": 6000}, ["--num_blocks=6000", "5120 blocks would fit"]),
+        ({"max_model_len": 131072}, ["--max_model_len=131072", "81888 tokens", "--max_model_len=81888 would fit"]),
+        ({"memory": Memory(total=18 * GIB, used=0)}, ["0 tokens", "a smaller model"]),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_sums(changes, words):
+    with pytest.raises(OutOfMemory) as refused:
+        plan(**changes)
+    message = str(refused.value)
+    for word in (*words, "weights", "16.00 GiB", "temporaries", "3.00 GiB", "the device has"):
+        assert word in message
