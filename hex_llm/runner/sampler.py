@@ -17,7 +17,7 @@ from hex_llm.pytree import pytree
 
 _CHUNKS = 128
 _GREEDY_BELOW = 1e-5  # a temperature under which a draw could only be the likeliest token
-_DEPTH = -64.0  # a token this far below the likeliest has a probability under 1e-27: the bisection starts here
+_DEPTH = -64.0  # a token this far below the likeliest (1e-28 as likely) is beyond the reach of the noise
 _HALVINGS = 32  # of that range: two probabilities any closer are equal in float32
 
 
@@ -101,55 +101,69 @@ def _below_peak(values: Array, peak: Array, temperature: Array) -> Array:
 
 
 def _limit(logits: Array, peak: Array, temperature: Array, rows: SamplingRows, drawn: Array) -> Array:
-    """What a token must reach to stay, on the scale of `_below_peak`: -inf where all stay."""
+    """What a token must reach to stay, on the scale of `_below_peak`: `_DEPTH` where all stay."""
     by_min_p = drawn & (rows.min_p > 0)
     by_top_k = drawn & (rows.top_k > 0)
     by_top_p = drawn & (rows.top_p < 1)
 
     def search() -> Array:
         below = _below_peak(logits, peak, temperature)
-        limit = jnp.where(by_min_p, jnp.log(rows.min_p), -jnp.inf)
+        limit = jnp.maximum(jnp.log(rows.min_p), _DEPTH)
         count = jnp.where(by_top_k, rows.top_k.astype(jnp.float32), jnp.inf)
         limit = _raise_limit(below, jnp.ones_like(below), count, limit)
         weights = jnp.exp(below)
         mass = jnp.where(by_top_p, rows.top_p * _total(below, weights, limit)[0], jnp.inf)
         return _raise_limit(below, weights, mass, limit)
 
-    return lax.cond(
-        jnp.any(by_min_p | by_top_k | by_top_p), search, lambda: jnp.full(peak.shape, -jnp.inf, jnp.float32)
-    )
+    return lax.cond(jnp.any(by_min_p | by_top_k | by_top_p), search, lambda: jnp.full_like(peak, _DEPTH))
+
+
+@pytree
+class _Bisection:
+    """Where the limit lies: at or above `low`, below `high`, unless that is where it began."""
+
+    step: Array  # [] int32
+    low: Array  # [S]
+    high: Array  # [S]
+    total_low: Array  # [S]: the weights at or above `low`
+    count_low: Array  # [S]: the tokens at or above `low`
+    count_high: Array  # [S]
 
 
 def _raise_limit(values: Array, weights: Array, target: Array, limit: Array) -> Array:
     """The highest limit above which the weights still add up to `target`; `limit` where they do not even there."""
-    low, high = jnp.maximum(limit, _DEPTH), jnp.zeros_like(limit)
+    low, high = limit, jnp.zeros_like(limit)  # between the limit so far and the likeliest token
     total_low, count_low = _total(values, weights, low)
     total_high, count_high = _total(values, weights, high)
-    reachable = total_low >= target
     enough = total_high >= target  # the likeliest token alone
 
-    def unsettled(state) -> Array:
-        step, _, _, total_low, count_low, count_high = state
-        # Settled: the target is met to the point or cannot be met, or one token is left between low and high.
-        return (step < _HALVINGS) & jnp.any((total_low > target) & (count_low - count_high > 1))
+    def unsettled(state: _Bisection) -> Array:
+        # Not when the target is met to the point or cannot be met, nor with one token left between low and high.
+        return (state.total_low > target) & (state.count_low - state.count_high > 1)
 
-    def halve(state):
-        step, low, high, total_low, count_low, count_high = state
-        middle = (low + high) / 2
+    def halve(state: _Bisection) -> _Bisection:
+        middle = (state.low + state.high) / 2
         total, count = _total(values, weights, middle)
-        enough = total >= target
-        return (
-            step + 1,
-            jnp.where(enough, middle, low),
-            jnp.where(enough, high, middle),
-            jnp.where(enough, total, total_low),
-            jnp.where(enough, count, count_low),
-            jnp.where(enough, count_high, count),
+        rise = unsettled(state) & (total >= target)
+        fall = unsettled(state) & (total < target)
+        return _Bisection(
+            step=state.step + 1,
+            low=jnp.where(rise, middle, state.low),
+            high=jnp.where(fall, middle, state.high),
+            total_low=jnp.where(rise, total, state.total_low),
+            count_low=jnp.where(rise, count, state.count_low),
+            count_high=jnp.where(fall, count, state.count_high),
         )
 
-    start = (0, jnp.where(enough, high, low), high, total_low, jnp.where(enough, count_high, count_low), count_high)
-    found = lax.while_loop(unsettled, halve, start)[1]
-    return jnp.where(reachable, found, limit)
+    start = _Bisection(
+        step=jnp.int32(0),
+        low=jnp.where(enough, high, low),
+        high=high,
+        total_low=total_low,
+        count_low=jnp.where(enough, count_high, count_low),
+        count_high=count_high,
+    )
+    return lax.while_loop(lambda state: (state.step < _HALVINGS) & jnp.any(unsettled(state)), halve, start).low
 
 
 def _total(values: Array, weights: Array, limit: Array) -> tuple[Array, Array]:
