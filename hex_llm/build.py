@@ -56,6 +56,11 @@ def find_model(config: Config) -> Model:
 
 
 def build_engine(config: Config, model: Model) -> Engine:
+    runner, limits = build_runner(config, model)
+    return Engine(runner, limits, max_in_flight=1 if config.async_scheduling else 0)
+
+
+def build_runner(config: Config, model: Model) -> tuple[DeviceRunner, Limits]:
     """Plans memory, compiles, loads: whatever cannot work fails before anything large is allocated."""
     started = time.monotonic()
     _use_compilation_cache(config)
@@ -109,7 +114,7 @@ def build_engine(config: Config, model: Model) -> Engine:
         limits.kv_tokens / model.max_model_len,
         model.max_model_len,
     )
-    return Engine(runner, limits, max_in_flight=1 if config.async_scheduling else 0)
+    return runner, limits
 
 
 def _load(config: Config, model: Model, weights: type, mesh: jax.sharding.Mesh) -> Any:

@@ -25,7 +25,6 @@ class _Plan:
     tokens: int  # that still fit
     prefills: int  # that still fit
     promised: int = 0  # blocks that requests which sit this step out are waiting for
-    admits: bool = True  # whether there is memory for more requests
     slices: list[Slice] = field(default_factory=list)
 
 
@@ -146,27 +145,29 @@ class Scheduler:
         if need <= 0:
             return True
         while need > self.pool.num_free + self.pool.num_retired - plan.promised:
-            plan.admits = False
             _, victim = next(reversed(self.running.items()))
             self._preempt(victim)
             if victim is request:
                 return False
         if need > self.pool.num_free:
-            plan.admits = False
             plan.promised += need
             return False
         request.blocks += self.pool.allocate(need)
         return True
 
     def _admit(self, plan: _Plan) -> None:
-        """Starts waiting requests, oldest first, with blocks for all they have to compute."""
-        while self.waiting and self._slots and plan.admits and plan.prefills and plan.tokens:
+        """Starts waiting requests, oldest first, with blocks for all they have to compute.
+
+        Where a running request sits the step out no block is free, so nobody is started in its stead.
+        """
+        while self.waiting and self._slots and plan.prefills and plan.tokens:
             request = next(iter(self.waiting.values()))
             if request.last_step > self._num_read:  # a token it was preempted without is still to come
                 break
             keys = self._usable_keys(request)
             count = -(-request.num_tokens // self.limits.block_size)
-            # A block to grow into for each running request, else the new one would soon give way again.
+            # A block to grow into for each running request. Progress rests on it: where prefills go first, one that
+            # gave way would otherwise take the very block back that it gave way for, again and again.
             acquired = self.pool.acquire(keys, count, spare=len(self.running))
             if acquired is None:
                 break

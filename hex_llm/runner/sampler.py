@@ -9,11 +9,11 @@ the logit, found by bisection; so equal logits stay or go together.
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from hex_llm.pytree import pytree
+from hex_llm.runner.threefry import threefry
 
 _CHUNKS = 128
 _GREEDY_BELOW = 1e-5  # a temperature under which a draw could only be the likeliest token
@@ -81,11 +81,10 @@ def _draw(chunks: Array, peak: Array, temperature: Array, limit: Array, rows: Sa
 def _gumbel(seed: Array, position: Array, size: int) -> Array:
     """Standard Gumbel noise for each row, [S, size], from its seed and position alone."""
 
-    def row(seed: Array, position: Array) -> Array:
-        key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), position)
-        return jax.random.bits(key, (size,), jnp.uint32)
-
-    bits = jax.vmap(row)(seed, position)
+    place = jnp.arange(size, dtype=jnp.uint32)[None, :]
+    shape = (seed.shape[0], size)
+    key = [jnp.broadcast_to(word[:, None], shape) for word in (seed, position.astype(jnp.uint32))]
+    bits, _ = threefry((key[0], key[1]), (jnp.broadcast_to(place, shape), jnp.zeros(shape, jnp.uint32)))
     # Small numbers keep all 32 bits: they make the large noise by which unlikely tokens win.
     uniform = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
     return -jnp.log(-jnp.log1p(-uniform))
@@ -108,12 +107,16 @@ def _limit(logits: Array, peak: Array, temperature: Array, rows: SamplingRows, d
 
     def search() -> Array:
         below = _below_peak(logits, peak, temperature)
-        limit = jnp.maximum(jnp.log(rows.min_p), _DEPTH)
         count = jnp.where(by_top_k, rows.top_k.astype(jnp.float32), jnp.inf)
-        limit = _raise_limit(below, jnp.ones_like(below), count, limit)
-        weights = jnp.exp(below)
-        mass = jnp.where(by_top_p, rows.top_p * _total(below, weights, limit)[0], jnp.inf)
-        return _raise_limit(below, weights, mass, limit)
+
+        def stage(number: Array, limit: Array) -> Array:
+            """First top_k, by tokens that count 1 each, then top_p, by what is left of their mass."""
+            by_count = number == 0
+            weights = jnp.where(by_count, jnp.ones_like(below), jnp.exp(below))
+            mass = jnp.where(by_top_p, rows.top_p * _total(below, weights, limit)[0], jnp.inf)
+            return _raise_limit(below, weights, jnp.where(by_count, count, mass), limit)
+
+        return lax.fori_loop(0, 2, stage, jnp.maximum(jnp.log(rows.min_p), _DEPTH))
 
     return lax.cond(jnp.any(by_min_p | by_top_k | by_top_p), search, lambda: jnp.full_like(peak, _DEPTH))
 

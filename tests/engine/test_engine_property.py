@@ -31,10 +31,11 @@ def random_engine(rng: random.Random, longest: int):
 
 def random_requests(rng: random.Random):
     shared = [[rng.randrange(VOCAB) for _ in range(24)] for _ in range(2)]
+    tails = [[rng.randrange(VOCAB) for _ in range(rng.choice([0, 1, 1, 9]))] for _ in range(16)]
+    prompts = [rng.choice(shared)[: rng.choice([0, rng.randrange(25), 24])] + tail for tail in tails]
     return [
         make_request(
-            rng.choice(shared)[: rng.choice([0, rng.randrange(25), 24])]
-            + [rng.randrange(VOCAB) for _ in range(rng.choice([1, 1, 9]))],
+            prompt or [0],
             rng.choice([1, 2, 5, 20, 40]),
             seed=rng.choice([None, 1, 2**40 + 1]),
             stop_token_ids=rng.sample(range(VOCAB), rng.choice([0, 0, 2, 6])),
@@ -43,7 +44,7 @@ def random_requests(rng: random.Random):
             logprobs=rng.choice([None, None, 0, 2]),
             prompt_logprobs=rng.choice([None, None, None, 1]),
         )
-        for _ in range(rng.randrange(1, 17))
+        for prompt in prompts[: rng.randrange(1, 17)]
     ]
 
 

@@ -161,6 +161,19 @@ def test_a_preempted_request_keeps_its_place_and_its_output():
     assert outputs_of(outputs, young) == alone(young)
 
 
+def test_a_preempted_request_starts_again_only_when_its_last_token_was_read():
+    scheduler = Scheduler(make_limits())
+    request = make_request(range(5), 9)
+    scheduler.add(request)
+    step = scheduler.schedule()
+    scheduler._preempt(request)
+    assert scheduler.schedule() == []
+    scheduler.update(step, StepResult(np.array([7]), np.array([True])))
+    [again] = scheduler.schedule()
+    assert (again.start, again.length, again.fresh) == (0, 6, True)
+    assert request.output == [7]
+
+
 def test_memory_that_is_about_to_come_back_costs_nobody_its_place():
     engine, runner = make_engine(num_blocks=6, max_model_len=20, prefix_caching=False)
     old, young = make_request([1] * 6, 10), make_request([2] * 8, 2)

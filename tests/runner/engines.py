@@ -1,5 +1,6 @@
 """Real engines on tiny models, for tests."""
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,12 @@ SMALL = {
 def make_engine(folder: Path, **flags: Any) -> Engine:
     config = Config(model=str(folder), **SMALL | flags)
     return build_engine(config, find_model(config))
+
+
+def sharing(engine: Engine, *, max_in_flight: int = 1, **limits: Any) -> Engine:
+    """Another engine, under tighter limits, on the device and with the compiled steps of an idle one."""
+    assert not engine.has_work
+    return Engine(engine._runner, dataclasses.replace(engine.limits, **limits), max_in_flight=max_in_flight)
 
 
 def run(engine: Engine, *asked: tuple[Sequence[int], SamplingParams], seed: int = 0) -> list[list[Output]]:

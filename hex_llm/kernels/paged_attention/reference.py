@@ -44,5 +44,7 @@ def paged_attention(
     if window is not None:
         seen &= distance < window
     scores = jnp.where(seen[:, None, None, :], scores, -jnp.inf)
-    out = jnp.einsum("tkgc,tkch->tkgh", jax.nn.softmax(scores, axis=-1), context[:, 1])
+    # A page may hold anything past its sequence's end, also NaN, which a weight of 0 would not take away.
+    values = jnp.where((distance >= 0)[:, None, :, None], context[:, 1], 0)
+    out = jnp.einsum("tkgc,tkch->tkgh", jax.nn.softmax(scores, axis=-1), values)
     return out.reshape(num_tokens, num_heads, head_dim).astype(q.dtype), pages

@@ -85,7 +85,7 @@ def _decode(q: Array, pages: Array, batch: Batch, score: Callable, first_chunk: 
         positions = (lengths - 1)[:, None, None]  # R K Q
 
         def chunk_body(chunk: Array, sums: Softmax) -> Softmax:
-            keys, values = _gather(pages, tile_table, chunk)  # R K C H
+            keys, values = _gather(pages, tile_table, lengths, chunk)  # R K C H
             return _add(sums, score(tile_queries, keys, positions, _chunk_positions(chunk)[None, None]), values)
 
         start = first_chunk(jnp.min(jnp.where(lengths > 0, lengths - 1, jnp.iinfo(jnp.int32).max)))
@@ -110,6 +110,7 @@ def _prefill(
         begin, end = cu_q[sequence], cu_q[sequence + 1]
         offset = batch.kv_len[sequence] - end  # from a token's place in the batch to its position
         table = lax.dynamic_slice_in_dim(batch.page_table, sequence, 1)
+        length = batch.kv_len[sequence][None]
 
         def tile_body(i: Array, out: Array) -> Array:
             first = begin + i * tile
@@ -119,7 +120,7 @@ def _prefill(
             positions = jnp.tile(first + offset + jnp.arange(tile, dtype=jnp.int32), group)[None]
 
             def chunk_body(chunk: Array, sums: Softmax) -> Softmax:
-                keys, values = (x[0] for x in _gather(pages, table, chunk))  # K C H
+                keys, values = (x[0] for x in _gather(pages, table, length, chunk))  # K C H
                 return _add(sums, score(queries, keys, positions, _chunk_positions(chunk)[None]), values)
 
             start, stop = first_chunk(first + offset), (last + offset) // CHUNK + 1
@@ -134,7 +135,7 @@ def _prefill(
     return lax.fori_loop(batch.num_decode, batch.num_seqs, sequence_body, out)[:num_tokens]
 
 
-def _gather(pages: Array, table: Array, chunk: Array) -> tuple[Array, Array]:
+def _gather(pages: Array, table: Array, lengths: Array, chunk: Array) -> tuple[Array, Array]:
     """The keys and values of one chunk of each row of `table` [R, B]: two of [R, K, CHUNK, H]."""
     _, _, num_kv_heads, page_size, head_dim = pages.shape
     rows, part = table.shape[0], min(page_size, CHUNK)
@@ -149,7 +150,10 @@ def _gather(pages: Array, table: Array, chunk: Array) -> tuple[Array, Array]:
     ]
     value_part = key_part + num_kv_heads * parts_per_page
     shape = (rows, num_kv_heads, CHUNK, head_dim)
-    return parts[key_part].reshape(shape), parts[value_part].reshape(shape)
+    # A page may hold anything past its sequence's end, also NaN, which a weight of 0 would not take away.
+    written = _chunk_positions(chunk)[None, :] < lengths[:, None]
+    values = jnp.where(written[:, None, :, None], parts[value_part].reshape(shape), 0)
+    return parts[key_part].reshape(shape), values
 
 
 def _chunk_positions(chunk: Array) -> Array:
