@@ -81,6 +81,7 @@ def build_runner(config: Config, model: Model) -> tuple[DeviceRunner, Limits]:
             Share(config.hbm_utilization_factor, config.gpu_memory_utilization),
             max_model_len=model.max_model_len,
             block_size=config.block_size,
+            most_blocks=_usable_blocks(config, model),
             num_blocks=config.num_blocks,
         )
 
@@ -171,6 +172,13 @@ def _shapes(config: Config, model: Model, num_pages: int) -> Shapes:
         max_model_len=model.max_model_len,
         vocab_size=model.arch.vocab_size,
     )
+
+
+def _usable_blocks(config: Config, model: Model) -> int | None:
+    """Without a prefix cache, no more blocks than those of all sequences that can run have a use."""
+    if config.enable_prefix_cache_hbm:
+        return None
+    return config.max_decode_seqs * -(-model.max_model_len // config.block_size)
 
 
 def _limits(config: Config, model: Model, num_pages: int) -> Limits:

@@ -22,7 +22,8 @@ def main(argv: Sequence[str]) -> int | None:
     chat.add_argument("--top_p", type=float)
     chat.add_argument("--top_k", type=int)
     chat.add_argument("--max_tokens", type=int, help="Most tokens of an answer.")
-    config, arguments = parse_config(parser, argv)
+    # One person talks, and wants the first answer soon: nothing is compiled that this one sequence does not need.
+    config, arguments = parse_config(parser, argv, max_decode_seqs=1, warmup=False)
     llm = LLM(config=config)
     chosen = {
         name: value for name in ("temperature", "top_p", "top_k") if (value := getattr(arguments, name)) is not None

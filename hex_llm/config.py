@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from hex_llm.errors import ConfigError
 from hex_llm.flags import FlagParser, flag, flags_of, markdown_tables
@@ -228,8 +228,11 @@ def config_parser(prog: str, description: str) -> FlagParser:
     return FlagParser(prog, description, flags_of(Config))
 
 
-def parse_config(parser: FlagParser, argv: Sequence[str]) -> tuple[Config, argparse.Namespace]:
-    """The settings, and the arguments that the command added. The model may be given without its flag."""
+def parse_config(parser: FlagParser, argv: Sequence[str], **defaults: Any) -> tuple[Config, argparse.Namespace]:
+    """The settings, and the arguments that the command added. The model may be given without its flag.
+
+    `defaults` are those of the command, where they are not those of `Config`.
+    """
     arguments, words = parser.parse(argv, RETIRED)
     given = {flag.name: vars(arguments).pop(flag.name) for flag in parser.flags if flag.name in arguments}
     if len(words) > 1:
@@ -240,7 +243,7 @@ def parse_config(parser: FlagParser, argv: Sequence[str]) -> tuple[Config, argpa
     # Config cannot tell a default from the same value given; a command line can.
     if given.keys() >= {"hbm_utilization_factor", "gpu_memory_utilization"}:
         raise _two_shares(given["hbm_utilization_factor"], given["gpu_memory_utilization"])
-    return Config(**given), arguments
+    return Config(**defaults | given), arguments
 
 
 def _two_shares(hbm: float, gpu: float) -> ConfigError:

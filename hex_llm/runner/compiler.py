@@ -48,11 +48,12 @@ class Compiler:
         self._jit = jit
         self._steps: dict[Bucket, Callable] = {}
         self._admit: Callable | None = None
+        self._warm = False
 
     def step(self, bucket: Bucket) -> Callable:
         if bucket not in self._steps:
-            if self._jit:
-                logger.warning("Compiling %s while serving; warm-up would have done it before.", bucket)
+            if self._warm:
+                logger.warning("Compiling %s, which the warm-up did not foresee; requests wait for it.", bucket)
             self._steps[bucket] = self.lower(bucket).compile() if self._jit else self._function(bucket)
         return self._steps[bucket]
 
@@ -85,6 +86,7 @@ class Compiler:
                 for bucket, future in progress.track(steps.items(), total=len(steps)):
                     self._steps[bucket] = future.result()
             self._admit = admission.result()
+            self._warm = True
             pool.shutdown()
             logger.info("Compiled %d steps in %.1f s.", len(steps), time.monotonic() - started)
 

@@ -47,9 +47,19 @@ class Memory:
 
 
 def plan_blocks(
-    memory: Memory, needs: Needs, share: Share, *, max_model_len: int, block_size: int, num_blocks: int | None
+    memory: Memory,
+    needs: Needs,
+    share: Share,
+    *,
+    max_model_len: int,
+    block_size: int,
+    most_blocks: int | None = None,
+    num_blocks: int | None = None,
 ) -> int:
-    """The number of KV blocks, the null block included. Fails, before anything is allocated, where they do not fit."""
+    """The number of KV blocks, the null block included. Fails, before anything is allocated, where they do not fit.
+
+    `most_blocks` is what could be used at all; `num_blocks` is taken as it is.
+    """
     fixed = needs.weights + needs.state + needs.temporaries
     room = memory.total - memory.used - fixed
     if num_blocks is not None:
@@ -70,7 +80,7 @@ def plan_blocks(
             f"The KV cache has room for {fits} tokens; --max_model_len={max_model_len} needs more. {advice}, "
             f"or a larger share by --hbm_utilization_factor.\n{_table(memory, needs)}"
         )
-    return blocks
+    return blocks if most_blocks is None else min(blocks, most_blocks + 1)
 
 
 def _table(memory: Memory, needs: Needs) -> str:

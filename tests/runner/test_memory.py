@@ -7,7 +7,7 @@ NEEDS = Needs(weights=16 * GIB, state=GIB, temporaries=3 * GIB, block=GIB // 256
 
 
 def plan(memory=None, share=None, **changes):
-    options = {"max_model_len": 4096, "block_size": 32, "num_blocks": None} | changes
+    options = {"max_model_len": 4096, "block_size": 32} | changes
     return plan_blocks(memory or Memory(total=40 * GIB, used=0), NEEDS, share or Share(0.5), **options)
 
 
@@ -22,6 +22,11 @@ def test_vllms_share_is_of_the_whole_device():
 
 def test_the_host_keeps_some_of_its_memory():
     assert plan(Memory(total=40 * GIB, used=0, kv_limit=4 * GIB)) == 4 * 256
+
+
+def test_blocks_that_nothing_could_use_are_not_taken():
+    assert plan(most_blocks=1000) == 1001
+    assert plan(most_blocks=5000) == 10 * 256
 
 
 def test_a_number_of_blocks_overrides_the_share_and_the_null_block_comes_on_top():
