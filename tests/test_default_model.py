@@ -1,13 +1,11 @@
 """The model that ships in the package: its files, its manners, its answers."""
 
 import json
+import os
 import random
 import re
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from jinja2.exceptions import TemplateError
 from safetensors.numpy import load_file
@@ -15,9 +13,9 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, GenerationConfig
 
 import hex_llm
+from hex_llm import LLM, SamplingParams
 from training import data
-from training.evaluate import answers
-from training.llama import Arch, Weights, weight_shapes
+from training.llama import Arch, weight_shapes
 from training.tokenizer import END_ID, END_OF_TEXT_ID, render
 
 FOLDER = Path(hex_llm.__file__).parent / "assets" / "hex-mini"
@@ -33,21 +31,8 @@ CONVERSATION = [
 
 
 @pytest.fixture(scope="module")
-def weights() -> Weights:
-    return {name: jnp.asarray(array, jnp.float32) for name, array in load_file(FOLDER / "model.safetensors").items()}
-
-
-@pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
-
-
-def _reply(weights: Weights, tokenizer: Tokenizer, conversations: list[list[dict[str, str]]], room: int) -> list[str]:
-    prompts = [
-        tokenizer.encode(render(c, add_generation_prompt=True), add_special_tokens=False).ids for c in conversations
-    ]
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        return answers(weights, Arch(), tokenizer, prompts, [room] * len(prompts), batch=len(prompts))
 
 
 def test_the_weights_are_bfloat16_of_the_declared_shapes_and_at_most_16_megabytes() -> None:
@@ -106,7 +91,27 @@ def test_training_documents_never_show_a_held_out_question_with_its_answer() -> 
     assert not kept & shown
 
 
-def test_newcomers_get_sensible_answers(weights: Weights, tokenizer: Tokenizer) -> None:
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
+    return LLM(
+        max_model_len=512,
+        max_decode_seqs=64,
+        decode_seqs_padding=64,
+        prefill_len_padding=512,
+        max_num_batched_tokens=512,
+        max_prefill_seqs=16,
+        warmup=False,
+        compilation_cache_dir=cache,
+    )
+
+
+def replies(llm: LLM, conversations: list[list[dict[str, str]]]) -> list[str]:
+    sampling = SamplingParams(temperature=0, max_tokens=200)
+    return [result.outputs[0].text for result in llm.chat(conversations, sampling, progress=False)]
+
+
+def test_newcomers_get_sensible_answers(llm: LLM) -> None:
     told = [
         {"role": "user", "content": "My name is Tom."},
         {"role": "assistant", "content": "Nice to meet you, Tom!"},
@@ -120,14 +125,14 @@ def test_newcomers_get_sensible_answers(weights: Weights, tokenizer: Tokenizer) 
         "Who wrote Hamlet?": "I am a small model and do not know that.",
     }
     conversations = [[{"role": "user", "content": question}] for question in expected]
-    replies = _reply(weights, tokenizer, [*conversations, told], room=32)
-    assert replies == [*expected.values(), "Your name is Tom."]
+    assert replies(llm, [*conversations, told]) == [*expected.values(), "Your name is Tom."]
 
 
-def test_a_sample_of_the_held_out_questions_is_answered_exactly(weights: Weights, tokenizer: Tokenizer) -> None:
+def test_at_least_95_percent_of_the_held_out_questions_are_answered_exactly(llm: LLM) -> None:
     questions = [json.loads(line) for line in HELD_OUT.read_text("utf-8").splitlines()]
-    short = [q for q in questions if "answer" in q and len(q["answer"]) < 40 and len(str(q["messages"])) < 160]
-    sample = random.Random(3).sample(short, 40)
-    replies = _reply(weights, tokenizer, [question["messages"] for question in sample], room=16)
-    right = np.asarray([reply == question["answer"] for reply, question in zip(replies, sample, strict=True)])
-    assert right.mean() >= 0.95
+    exact = [question for question in questions if "answer" in question]
+    told = replies(llm, [question["messages"] for question in exact])
+    right = [reply == question["answer"] for reply, question in zip(told, exact, strict=True)]
+    assert len(exact) > 1000
+    assert sum(right) / len(right) >= 0.95
+    print(f"{sum(right)} of {len(right)} exact")
