@@ -4,12 +4,15 @@ import dataclasses
 import logging
 import math
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.compilation_cache import compilation_cache
 
 from hex_llm.config import Config
 from hex_llm.engine.engine import Engine
@@ -17,7 +20,7 @@ from hex_llm.engine.limits import Limits
 from hex_llm.loader.checkpoint import open_checkpoint
 from hex_llm.loader.config_json import ModelConfig, read_config
 from hex_llm.loader.source import locate
-from hex_llm.loader.weights import dummy, load
+from hex_llm.loader.weights import check_checkpoint, dummy, load
 from hex_llm.models.arch import Arch
 from hex_llm.models.registry import family
 from hex_llm.models.weights import abstract, bytes_per_device
@@ -68,6 +71,7 @@ def build_runner(config: Config, model: Model) -> tuple[DeviceRunner, Limits]:
     arch, weights = model.arch, family(model.arch).weights
     params = abstract(weights, arch, mesh, model.dtype)
     buckets = _buckets(config, model)
+    load_weights = _weights(config, model, mesh)
 
     def prepare(num_pages: int) -> tuple[Shapes, Arguments, Compiler]:
         shapes = _shapes(config, model, num_pages)
@@ -95,16 +99,14 @@ def build_runner(config: Config, model: Model) -> tuple[DeviceRunner, Limits]:
     )
     num_pages = plan(needs)
     shapes, arguments, compiler = prepare(num_pages)
-    if config.enable_jit and config.warmup:
+    # Where the device's memory is its own, a step that does not fit must show now, warm-up or not.
+    if config.enable_jit and (config.warmup or memory.kv_limit is None):
         needs = dataclasses.replace(needs, temporaries=max(map(compiler.temporaries, buckets.largest())))
         if plan(needs) != num_pages:
             num_pages = plan(needs)
             shapes, arguments, compiler = prepare(num_pages)
-    compiled = compiler.compile_all(buckets) if config.warmup and config.enable_jit else None
-    weights_loaded = _load(config, model, weights, mesh)
-    runner = DeviceRunner(weights_loaded, arguments, shapes, buckets, compiler)
-    if compiled:
-        compiled()
+    with compiler.warm_up(buckets) if config.warmup and config.enable_jit else nullcontext():
+        runner = DeviceRunner(load_weights(), arguments, shapes, buckets, compiler)
     limits = _limits(config, model, num_pages)
     logger.info(
         "Ready in %.1f s: %s weights, KV cache of %d tokens (%.2f GiB), room for %.1f sequences of %d tokens.",
@@ -118,10 +120,14 @@ def build_runner(config: Config, model: Model) -> tuple[DeviceRunner, Limits]:
     return runner, limits
 
 
-def _load(config: Config, model: Model, weights: type, mesh: jax.sharding.Mesh) -> Any:
+def _weights(config: Config, model: Model, mesh: jax.sharding.Mesh) -> Callable[[], Any]:
+    """What makes the weights. A checkpoint that does not fit the model is refused now, before anything is compiled."""
+    weights = family(model.arch).weights
     if config.load_format == "dummy":
-        return dummy(weights, model.arch, mesh, model.dtype, seed=config.seed)
-    return load(weights, model.arch, open_checkpoint(model.folder), mesh, model.dtype)
+        return lambda: dummy(weights, model.arch, mesh, model.dtype, seed=config.seed)
+    checkpoint = open_checkpoint(model.folder)
+    check_checkpoint(weights, model.arch, checkpoint)
+    return lambda: load(weights, model.arch, checkpoint, mesh, model.dtype)
 
 
 def _dtype(config: Config, found: ModelConfig) -> Any:
@@ -134,6 +140,7 @@ def _dtype(config: Config, found: ModelConfig) -> Any:
 
 def _use_compilation_cache(config: Config) -> None:
     folder = config.compilation_cache
+    compilation_cache.reset_cache()  # or else JAX stays with the folder it began with
     jax.config.update("jax_enable_compilation_cache", folder is not None)
     if folder:
         jax.config.update("jax_compilation_cache_dir", str(folder))

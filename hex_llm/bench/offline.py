@@ -29,7 +29,7 @@ class Measurement:
     output_tokens: int
     first_token_s: float  # when every request had its first token
     total_s: float
-    decode_tokens_per_s: float  # tokens after the first ones, over the time after `first_token_s`
+    decode_tokens_per_s: float  # the tokens that came after `first_token_s`, over the time they took
     output_tokens_per_s: float
     total_tokens_per_s: float
 
@@ -46,6 +46,13 @@ def main(argv: Sequence[str]) -> None:
     for name in ("input_len", "output_len", "num_prompts", "batch"):
         if getattr(arguments, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')}={getattr(arguments, name)} must be at least 1.")
+    if arguments.batch > config.max_decode_seqs:
+        raise ConfigError(
+            f"--batch={arguments.batch} is more than --max_decode_seqs={config.max_decode_seqs}, so not all of them"
+            " would run at once."
+        )
+    if arguments.json and not arguments.json.absolute().parent.is_dir():
+        raise ConfigError(f"--json={arguments.json} is in a folder that does not exist.")
     model = find_model(config)
     length = arguments.input_len + arguments.output_len
     if length > model.max_model_len:
@@ -78,23 +85,25 @@ def measure(engine: Engine, size: int, input_len: int, output_len: int, *, seed:
     for number, prompt in enumerate(prompts.tolist()):
         engine.add(new_request(f"{seed}-{number}", prompt, sampling, engine.limits))
     counts: dict[str, int] = {}
-    first = started
+    first, before = started, 0  # when the last first token came, and how many had come by then
     while engine.has_work:
-        for output in engine.step():
-            if output.request_id not in counts:
-                first = time.monotonic()
+        outputs = engine.step()
+        starts = any(output.request_id not in counts for output in outputs)
+        for output in outputs:
             counts[output.request_id] = counts.get(output.request_id, 0) + len(output.tokens)
+        if starts:
+            first, before = time.monotonic(), sum(counts.values())
     total = time.monotonic() - started
     assert list(counts.values()) == [output_len] * size, "a request came back with other than its tokens"
-    outputs = size * output_len
+    num_outputs = size * output_len
     return Measurement(
         requests=size,
         input_tokens=size * input_len,
-        output_tokens=outputs,
+        output_tokens=num_outputs,
         first_token_s=first - started,
         total_s=total,
-        decode_tokens_per_s=(outputs - size) / max(total - (first - started), 1e-9),
-        output_tokens_per_s=outputs / total,
+        decode_tokens_per_s=(num_outputs - before) / max(total - (first - started), 1e-9),
+        output_tokens_per_s=num_outputs / total,
         total_tokens_per_s=size * (input_len + output_len) / total,
     )
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """[R, in] x [out, in] -> [R, out], summed in float32 and rounded to the type of `x`."""
     return linear_float32(x, weight, bias).astype(x.dtype)

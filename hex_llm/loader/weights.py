@@ -44,14 +44,20 @@ def load[T](
     the values are looked at for NaN and infinity on the way.
     """
     arch.check_shards(mesh.shape[TENSOR])
+    check_checkpoint(model, arch, checkpoint)
     wanted = specs(model, arch)
-    _check_names(wanted, arch, checkpoint)
-    _check_shapes(wanted, arch, checkpoint)
     total = sum(_bytes_of(spec, checkpoint) for spec in wanted)
     with _progress(total) as advance, ThreadPoolExecutor(_READERS) as readers:
         make = functools.partial(_load_weight, arch, checkpoint, mesh, np.dtype(dtype), check, advance)
         weights = readers.map(make, wanted)
         return build(model, arch, lambda _: next(weights))
+
+
+def check_checkpoint(model: type, arch: Arch, checkpoint: Checkpoint) -> None:
+    """Refuses a checkpoint whose names, shapes and types are not those that config.json calls for."""
+    wanted = specs(model, arch)
+    _check_names(wanted, arch, checkpoint)
+    _check_shapes(wanted, arch, checkpoint)
 
 
 def _load_weight(

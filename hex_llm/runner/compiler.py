@@ -3,8 +3,9 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -54,11 +55,11 @@ class Compiler:
         if bucket not in self._steps:
             if self._warm:
                 logger.warning("Compiling %s, which the warm-up did not foresee; requests wait for it.", bucket)
-            self._steps[bucket] = self.lower(bucket).compile() if self._jit else self._function(bucket)
+            self._steps[bucket] = self.lower(bucket).compile() if self._jit else _uncompiled(self._function(bucket))
         return self._steps[bucket]
 
     def admit(self) -> Callable:
-        function = self._admit or (self._lower_admit().compile() if self._jit else admit)
+        function = self._admit or (self._lower_admit().compile() if self._jit else _uncompiled(admit))
         self._admit = function
         return function
 
@@ -73,24 +74,24 @@ class Compiler:
         self._steps[bucket] = compiled
         return compiled.memory_analysis().temp_size_in_bytes
 
-    def compile_all(self, buckets: Iterable[Bucket]) -> Callable[[], None]:
-        """Starts compiling and returns; the result waits for the end, with a progress bar."""
+    @contextmanager
+    def warm_up(self, buckets: Iterable[Bucket]) -> Iterator[None]:
+        """Compiles buckets while the body runs, and waits for the rest with a progress bar; none if the body fails."""
         started = time.monotonic()
         pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="compile")
-        steps = {bucket: pool.submit(self.lower(bucket).compile) for bucket in buckets if bucket not in self._steps}
-        admission: Future = pool.submit(self._lower_admit().compile)
-
-        def wait() -> None:
+        try:
+            steps = {b: pool.submit(self.lower(b).compile) for b in buckets if b not in self._steps}
+            admission = pool.submit(self._lower_admit().compile)
+            yield
             columns = (TextColumn("Compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
             with Progress(*columns, transient=True, console=Console(stderr=True)) as progress:
                 for bucket, future in progress.track(steps.items(), total=len(steps)):
                     self._steps[bucket] = future.result()
             self._admit = admission.result()
-            self._warm = True
-            pool.shutdown()
-            logger.info("Compiled %d steps in %.1f s.", len(steps), time.monotonic() - started)
-
-        return wait
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        self._warm = True
+        logger.info("Compiled %d steps in %.1f s.", len(steps), time.monotonic() - started)
 
     def _function(self, bucket: Bucket) -> Callable:
         return partial(step, arch=self._arch, layout=Layout(bucket, self._shapes))
@@ -98,3 +99,11 @@ class Compiler:
     def _lower_admit(self) -> Any:
         packed = jax.ShapeDtypeStruct((packed_admission_size(self._shapes),), jnp.int32)
         return jax.jit(admit, donate_argnums=0).lower(self._arguments.state, packed)
+
+
+def _uncompiled(function: Callable) -> Callable:
+    def run(*arguments: Any) -> Any:
+        with jax.disable_jit():
+            return function(*arguments)
+
+    return run

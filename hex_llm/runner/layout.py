@@ -17,6 +17,10 @@ FLOAT_COLUMNS = ("temperature", "top_p", "min_p", "repetition", "presence", "fre
 INT_COLUMNS = ("top_k", "seed")
 COLUMNS = FLOAT_COLUMNS + INT_COLUMNS
 
+# The bits of the field `flags`.
+SAMPLES = 1  # the sampled token is kept
+HAS_RULES = 2  # what the state says of the slot is about this request, not about one before it
+
 MAX_LOGPROBS = 20
 MAX_RULES = 1024  # see logits.Rules
 MAX_RULE_PREFIX = 7  # a bad word's tokens before its last
@@ -48,7 +52,7 @@ class Layout:
             "counts": (2,),  # sequences of one token, sequences
             "slot": (bucket.seqs,),
             "kv_len": (bucket.seqs,),  # tokens with this step's
-            "samples": (bucket.seqs,),
+            "flags": (bucket.seqs,),
             "sampling": (bucket.seqs, len(COLUMNS)),
             # Blocks that running requests gained: (slot, index in the slot's page table, page).
             "gained": (bucket.seqs + (0 if bucket.decode else bucket.tokens // shapes.page_size), 3),

@@ -63,10 +63,10 @@ def plan_blocks(
     fixed = needs.weights + needs.state + needs.temporaries
     room = memory.total - memory.used - fixed
     if num_blocks is not None:
-        if num_blocks * needs.block > room:
+        if (num_blocks + 1) * needs.block > room:
             raise OutOfMemory(
-                f"--num_blocks={num_blocks} needs {_gib(num_blocks * needs.block)} for the KV cache; "
-                f"{max(room, 0) // needs.block} blocks would fit.\n{_table(memory, needs)}"
+                f"--num_blocks={num_blocks} needs {_gib((num_blocks + 1) * needs.block)} for the KV cache; "
+                f"{max(room // needs.block - 1, 0)} blocks would fit.\n{_table(memory, needs)}"
             )
         return num_blocks + 1
     wanted = room * share.of_free if share.of_total is None else room - memory.total * (1 - share.of_total)
@@ -78,7 +78,8 @@ def plan_blocks(
         advice = f"--max_model_len={fits} would fit" if fits else "a smaller model, more devices or fewer bits would"
         raise OutOfMemory(
             f"The KV cache has room for {fits} tokens; --max_model_len={max_model_len} needs more. {advice}, "
-            f"or a larger share by --hbm_utilization_factor.\n{_table(memory, needs)}"
+            f"or a larger share by {'--hbm_utilization_factor' if memory.kv_limit is None else '--num_blocks'}.\n"
+            f"{_table(memory, needs)}"
         )
     return blocks if most_blocks is None else min(blocks, most_blocks + 1)
 
@@ -93,6 +94,8 @@ def _table(memory: Memory, needs: Needs) -> str:
         "left for the KV cache": memory.total - memory.used - needs.weights - needs.state - needs.temporaries,
         "one KV block": needs.block,
     }
+    if memory.kv_limit is not None:
+        rows["most of it, on a CPU"] = memory.kv_limit
     return "\n".join(f"  {name:<32}{_gib(size):>14}" for name, size in rows.items())
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from hex_llm.engine.request import Request
 from hex_llm.engine.step import Slice
 from hex_llm.runner.buckets import Bucket, Buckets, Variant
-from hex_llm.runner.layout import COLUMNS, FLOAT_COLUMNS, Layout, Shapes
+from hex_llm.runner.layout import COLUMNS, FLOAT_COLUMNS, HAS_RULES, SAMPLES, Layout, Shapes
 from hex_llm.runner.state import needs_full
 
 
@@ -32,7 +32,8 @@ class Packer:
         fields["counts"][:] = sum(piece.length == 1 for piece in step), num_seqs
         fields["slot"][:num_seqs] = slots
         fields["kv_len"][:num_seqs] = [piece.start + piece.length for piece in step]
-        fields["samples"][:num_seqs] = [piece.samples for piece in step]
+        fields["flags"][:num_seqs] = [SAMPLES * piece.samples for piece in step]
+        fields["flags"][:num_seqs] |= np.where(self._variant[slots] == Variant.FULL, HAS_RULES, 0)
         fields["sampling"][:num_seqs] = self._sampling[slots]
         self._write_blocks(step, fields)
         if bucket.decode:
@@ -57,7 +58,7 @@ class Packer:
         self._variant[request.slot] = Variant.FULL if needs_full(request) else Variant.PLAIN
 
     def _bucket(self, step: Sequence[Slice]) -> Bucket:
-        decode = all(piece.length == 1 and not piece.fresh for piece in step)
+        decode = all(piece.decodes for piece in step)
         variant = Variant(max(self._variant[piece.request.slot] for piece in step))
         if any(wants_prompt_logprobs(piece) for piece in step):
             variant, decode = Variant.PROMPT, False
@@ -73,6 +74,7 @@ class Packer:
         if gained:
             fields["gained"][: len(gained)] = gained
         fresh = [piece.request for piece in step if piece.fresh]
+        assert len(fresh) <= self._shapes.max_fresh, "more requests join than a step has room for"
         for row, request in zip(fields.get("fresh", ()), fresh, strict=False):
             row[0] = request.slot
             row[1 : 1 + len(request.blocks)] = request.blocks

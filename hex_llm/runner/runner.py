@@ -11,7 +11,7 @@ from jax import Array
 from hex_llm.engine.step import Logprobs, Slice, StepResult
 from hex_llm.runner.buckets import Buckets
 from hex_llm.runner.compiler import Arguments, Compiler
-from hex_llm.runner.layout import MAX_LOGPROBS, Shapes
+from hex_llm.runner.layout import Shapes
 from hex_llm.runner.pack import Packer, wants_prompt_logprobs
 from hex_llm.runner.state import empty_state, needs_full, pack_admission
 from hex_llm.runner.step import StepOutput
@@ -66,7 +66,5 @@ class PendingOutput:
 
 def _unpack(packed: np.ndarray) -> Logprobs:
     """The host's side of `step.pack_logprobs`."""
-    floats = packed.view(np.float32)
-    return Logprobs(
-        own=floats[:, 0], rank=packed[:, 1], top_ids=packed[:, 2 : 2 + MAX_LOGPROBS], top=floats[:, 2 + MAX_LOGPROBS :]
-    )
+    floats, count = packed.view(np.float32), packed.shape[1] // 2 - 1
+    return Logprobs(own=floats[:, 0], rank=packed[:, 1], top_ids=packed[:, 2 : 2 + count], top=floats[:, 2 + count :])

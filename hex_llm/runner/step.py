@@ -13,7 +13,7 @@ from hex_llm.models import decoder
 from hex_llm.models.arch import Arch
 from hex_llm.pytree import pytree
 from hex_llm.runner.buckets import Variant
-from hex_llm.runner.layout import COLUMNS, FLOAT_COLUMNS, MAX_LOGPROBS, Layout
+from hex_llm.runner.layout import COLUMNS, FLOAT_COLUMNS, HAS_RULES, MAX_LOGPROBS, SAMPLES, Layout
 from hex_llm.runner.logits import Penalties, Rules, apply_rules, finite_rows, penalize
 from hex_llm.runner.logprobs import token_logprobs
 from hex_llm.runner.sampler import SamplingRows, sample
@@ -43,7 +43,7 @@ def step(
 
     slot, position = fields["slot"], batch.kv_len  # the sampled token's position is the number of tokens so far
     columns = _columns(fields["sampling"])
-    choices = logits if variant == Variant.PLAIN else _process(logits, state, slot, position, columns)
+    choices = logits if variant == Variant.PLAIN else _process(logits, state, fields, columns)
     rows = SamplingRows(
         temperature=columns["temperature"],
         top_p=columns["top_p"],
@@ -55,7 +55,9 @@ def step(
     tokens = sample(choices, rows)
     usable = finite_rows(choices)
 
-    owner = jnp.where(fields["samples"] > 0, slot, layout.shapes.num_slots)  # the spare row takes what is not kept
+    owner = jnp.where(
+        fields["flags"] & SAMPLES > 0, slot, layout.shapes.num_slots
+    )  # the spare row takes what is not kept
     state = State(
         last_token=state.last_token.at[owner].set(tokens),
         page_table=page_table,
@@ -121,9 +123,12 @@ def _columns(table: Array) -> dict[str, Array]:
     }
 
 
-def _process(logits: Array, state: State, slot: Array, position: Array, columns: dict[str, Array]) -> Array:
+def _process(logits: Array, state: State, fields: dict[str, Array], columns: dict[str, Array]) -> Array:
+    slot = fields["slot"]
+    # A request without rules of its own may sit where one with rules sat before.
+    has_rules = (fields["flags"] & HAS_RULES > 0)[:, None]
     rules = Rules(
-        ids=state.rule_ids[slot],
+        ids=jnp.where(has_rules, state.rule_ids[slot], -1),
         bias=state.rule_bias[slot],
         until=state.rule_until[slot],
         prefix=state.rule_prefix[slot],
@@ -135,7 +140,7 @@ def _process(logits: Array, state: State, slot: Array, position: Array, columns:
         frequency=columns["frequency"],
         counts=state.counts[slot],
     )
-    return penalize(apply_rules(logits, rules, position), penalties)
+    return penalize(apply_rules(logits, rules, fields["kv_len"]), penalties)
 
 
 def _remember(recent: Array, owner: Array, tokens: Array) -> Array:
@@ -144,7 +149,7 @@ def _remember(recent: Array, owner: Array, tokens: Array) -> Array:
 
 def pack_logprobs(logits: Array, tokens: Array) -> Array:
     """[R, V], [R] -> [R, 2 + 2k] int32: the token's log-probability, its rank, the likeliest ids and theirs."""
-    own, rank, top_ids, top = token_logprobs(logits, tokens, MAX_LOGPROBS)
+    own, rank, top_ids, top = token_logprobs(logits, tokens, min(MAX_LOGPROBS, logits.shape[1]))
     bits = lax.bitcast_convert_type(jnp.concatenate([own[:, None], top], axis=1), jnp.int32)
     return jnp.concatenate([bits[:, :1], rank[:, None], top_ids, bits[:, 1:]], axis=1)
 

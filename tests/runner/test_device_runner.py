@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hex_llm.engine.admission import new_request
 from hex_llm.engine.request import FinishReason, SamplingParams
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention import api
@@ -67,9 +68,19 @@ def _plain(params, arch, sequence, length):
 def random_request(rng: random.Random, shared: list[int]) -> tuple[list[int], SamplingParams]:
     start = shared[: rng.choice([0, 0, 16, 30, 40])]
     body = [rng.randrange(3, VOCAB) for _ in range(rng.choice([1, 2, 7, 20]))]
-    extras = rng.choice([{}, {}, {"repetition_penalty": 1.3, "presence_penalty": 0.4}, {"logprobs": 2}])
+    extras = rng.choice(
+        [
+            {},
+            {},
+            {"repetition_penalty": 1.3, "presence_penalty": 0.4},
+            {"logprobs": 2},
+            {"prompt_logprobs": 1},
+            {"logit_bias": {rng.randrange(VOCAB): 100.0, rng.randrange(VOCAB): -100.0}},
+            {"min_tokens": 2, "logit_bias": {rng.randrange(VOCAB): 5.0}},
+        ]
+    )
     sampling = SamplingParams(
-        max_tokens=rng.choice([1, 3, 12, 24]),
+        max_tokens=rng.choice([2, 3, 12, 24]),
         temperature=rng.choice([0.0, 0.7, 1.5]),
         top_k=rng.choice([0, 0, 5]),
         top_p=rng.choice([1.0, 0.8]),
@@ -111,9 +122,12 @@ def test_after_warm_up_nothing_is_compiled(folder):
     for length in range(1, longest):
         run(engine, (prompt(length), SamplingParams(max_tokens=min(2, longest - length))))
     variants = [{}, {"logprobs": 1}, {"prompt_logprobs": 1}, {"repetition_penalty": 1.2}, {"temperature": 0.0}]
+    chunked = sharing(engine, chunked=True)
     for size in range(1, 9):
         for extras in variants:
-            run(engine, *[(prompt(5, seed=i), SamplingParams(max_tokens=4, **extras)) for i in range(size)])
+            asked = [(prompt(5, seed=i), SamplingParams(max_tokens=4, **extras)) for i in range(size)]
+            run(engine, *asked)
+            run(chunked, *asked)
     assert not compiled
 
 
@@ -189,6 +203,33 @@ def test_penalties_count_prompt_and_output_also_after_a_preemption(engine):
     assert tokens(outputs[-1]) == sequence[len(start) :]
 
 
+def test_a_slot_forgets_the_rules_of_the_request_that_had_it_before(engine):
+    (expected,) = run(engine, (prompt(5), GREEDY))
+    for _ in range(8):  # whichever slot comes next has held rules
+        biased = SamplingParams(temperature=0, max_tokens=3, logit_bias={9: 100.0})
+        run(engine, *[(prompt(5, seed=i), biased) for i in range(8)])
+    beside = SamplingParams(temperature=0, max_tokens=12, logprobs=1)  # brings the variant that looks at rules
+    plain, _ = run(engine, (prompt(5), GREEDY), (prompt(6), beside))
+    assert tokens(plain) == tokens(expected)
+
+
+def test_an_aborted_request_leaves_the_others_as_they_are(engine):
+    expected = [tokens(run(engine, (prompt(9, seed=i), GREEDY))[0]) for i in range(4)]
+    for number in range(4):
+        engine.add(new_request(f"kept-{number}", prompt(9, seed=number), GREEDY, engine.limits))
+        engine.add(new_request(f"dropped-{number}", prompt(9, seed=number), GREEDY, engine.limits))
+    got: dict[str, list[int]] = {f"kept-{number}": [] for number in range(4)}
+    for step in range(1000):
+        if step < 4:
+            engine.abort(f"dropped-{step}")
+        for output in engine.step():
+            got.setdefault(output.request_id, []).extend(output.tokens)
+        if not engine.has_work:
+            break
+    engine.check()
+    assert [got[f"kept-{number}"] for number in range(4)] == expected
+
+
 def test_logit_bias_forces_and_forbids(engine):
     (forced,) = run(engine, (prompt(5), SamplingParams(temperature=1.0, seed=1, max_tokens=6, logit_bias={7: 100.0})))
     assert tokens(forced) == [7] * 6
@@ -198,8 +239,6 @@ def test_logit_bias_forces_and_forbids(engine):
 
 
 def test_a_bad_word_of_several_tokens_is_never_completed(engine):
-    from hex_llm.engine.admission import new_request
-
     free = tokens(run(engine, (prompt(5), GREEDY))[0])
     word = tuple(free[2:5])
     request = new_request("with", prompt(5), GREEDY, engine.limits, bad_words=[word])
@@ -223,20 +262,18 @@ def test_min_tokens_holds_a_stop_token_back(engine):
 
 
 def test_a_row_of_nan_ends_that_request_alone(engine, monkeypatch):
-    (expected,) = run(engine, (prompt(9), GREEDY))
-    poison = 1  # in no prompt, and in no output
+    expected = [tokens(run(engine, (prompt(9, seed=i), GREEDY))[0]) for i in range(8)]
+    poison = min(set(range(VOCAB)) - {token for each in expected for token in each} - set(range(3)))
+    prompts = [prompt(9, seed=i) for i in range(8)]
+    assert all(poison not in each for each in prompts)
     params = engine._runner._params
     poisoned = dataclasses.replace(params, embed=params.embed.at[poison].set(jnp.nan))
     monkeypatch.setattr(engine._runner, "_params", poisoned)
-    good, bad, also_good = run(engine, (prompt(9), GREEDY), ([9, poison, 11], GREEDY), (prompt(9), GREEDY))
+    good, bad, also_good = run(engine, (prompts[0], GREEDY), ([9, poison, 11], GREEDY), (prompts[0], GREEDY))
     assert (tokens(bad), bad[-1].finish_reason) == ([], FinishReason.ERROR)
-    assert tokens(good) == tokens(also_good) == tokens(expected)
+    assert tokens(good) == tokens(also_good) == expected[0]
     # Nor does what it left in memory reach those who get its blocks.
-    afterwards = run(engine, *[(prompt(9, seed=i), GREEDY) for i in range(8)])
-    monkeypatch.setattr(engine._runner, "_params", params)
-    assert [tokens(each) for each in afterwards] == [
-        tokens(run(engine, (prompt(9, seed=i), GREEDY))[0]) for i in range(8)
-    ]
+    assert [tokens(each) for each in run(engine, *[(each, GREEDY) for each in prompts])] == expected
 
 
 def test_without_jit_the_output_is_the_same(folder, engine):

@@ -36,7 +36,7 @@ def test_a_number_of_blocks_overrides_the_share_and_the_null_block_comes_on_top(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"num_blocks": 6000}, ["--num_blocks=6000", "5120 blocks would fit"]),
+        ({"num_blocks": 6000}, ["--num_blocks=6000", "5119 blocks would fit"]),
         ({"max_model_len": 131072}, ["--max_model_len=131072", "81888 tokens", "--max_model_len=81888 would fit"]),
         ({"memory": Memory(total=18 * GIB, used=0)}, ["0 tokens", "a smaller model"]),
     ],

@@ -17,7 +17,7 @@ from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention.write import write_pages
 
 CHUNK = 256  # keys a loop turn looks at
-DECODE_ROWS = 16  # decodes a loop turn looks at
+DECODE_ROWS = 8  # decodes a loop turn looks at
 QUERY_TILE = 128  # queries of one sequence a loop turn looks at
 LOWEST = -1e30  # finite: an all-masked chunk must not make NaN
 
