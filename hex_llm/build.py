@@ -127,7 +127,7 @@ def _weights(config: Config, model: Model, mesh: jax.sharding.Mesh) -> Callable[
         return lambda: dummy(weights, model.arch, mesh, model.dtype, seed=config.seed)
     checkpoint = open_checkpoint(model.folder)
     check_checkpoint(weights, model.arch, checkpoint)
-    return lambda: load(weights, model.arch, checkpoint, mesh, model.dtype)
+    return lambda: load(weights, model.arch, checkpoint, mesh, model.dtype, check=config.check_weights)
 
 
 def _dtype(config: Config, found: ModelConfig) -> Any:

@@ -1,20 +1,27 @@
 """`hex-llm chat`: a conversation with a model in the terminal."""
 
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 
 from rich.console import Console
 
 from hex_llm.config import config_parser, parse_config
 from hex_llm.engine.request import SamplingParams
-from hex_llm.errors import RequestError
+from hex_llm.errors import NumericalError, RequestError
 from hex_llm.llm import LLM
 
-HELP = "Type a message and press Enter. /clear forgets the conversation, /exit (or Ctrl-D) leaves."
+HELP = (
+    "Type a message and press Enter. Ctrl-C breaks an answer off, /clear forgets the conversation, "
+    "/exit (or Ctrl-D) leaves."
+)
 
 
 def main(argv: Sequence[str]) -> int | None:
-    parser = config_parser("hex-llm chat", "Talk to a model in the terminal, or ask it one question with --message.")
+    # One person talks, and wants the first answer soon: nothing is compiled that this one sequence does not need.
+    description = "Talk to a model in the terminal, or ask it one question with --message."
+    parser = config_parser("hex-llm chat", description, max_decode_seqs=1, warmup=False)
     chat = parser.add_argument_group("Chat")
     chat.add_argument("--message", help="Ask this, print the answer and leave.")
     chat.add_argument("--system", help="What the model is told before the conversation.")
@@ -22,23 +29,22 @@ def main(argv: Sequence[str]) -> int | None:
     chat.add_argument("--top_p", type=float)
     chat.add_argument("--top_k", type=int)
     chat.add_argument("--max_tokens", type=int, help="Most tokens of an answer.")
-    # One person talks, and wants the first answer soon: nothing is compiled that this one sequence does not need.
-    config, arguments = parse_config(parser, argv, max_decode_seqs=1, warmup=False)
+    config, arguments = parse_config(parser, argv)
     llm = LLM(config=config)
-    chosen = {
-        name: value for name in ("temperature", "top_p", "top_k") if (value := getattr(arguments, name)) is not None
-    }
-    sampling = llm.default_sampling(max_tokens=arguments.max_tokens, **chosen)
+    names = ("temperature", "top_p", "top_k", "max_tokens")
+    chosen = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    sampling = llm.default_sampling(**chosen)
     start = [{"role": "system", "content": arguments.system}] if arguments.system else []
-    if arguments.message is not None:
-        _answer(llm, [*start, {"role": "user", "content": arguments.message}], sampling)
-        return None
-    return _converse(llm, start, sampling)
+    if arguments.message is None:
+        return _converse(llm, start, sampling)
+    if _answer(llm, [*start, {"role": "user", "content": arguments.message}], sampling) is None:
+        raise KeyboardInterrupt
+    return None
 
 
-def _converse(llm: LLM, start: list[dict[str, str]], sampling: SamplingParams) -> int | None:
+def _converse(llm: LLM, start: list[dict[str, str]], sampling: SamplingParams) -> None:
     console = Console(stderr=True, highlight=False)
-    console.print(HELP, style="dim")
+    console.print(HELP, style="dim", soft_wrap=True)
     messages = list(start)
     while True:
         try:
@@ -46,28 +52,59 @@ def _converse(llm: LLM, start: list[dict[str, str]], sampling: SamplingParams) -
             text = input().strip()
         except EOFError:
             console.print()
-            return None
+            return
         if text == "/exit":
-            return None
+            return
         if text == "/clear":
             messages = list(start)
         elif text:
-            messages.append({"role": "user", "content": text})
+            question = {"role": "user", "content": text}
             try:
-                messages.append({"role": "assistant", "content": _answer(llm, messages, sampling)})
+                answer = _answer(llm, [*messages, question], sampling)
             except RequestError as error:  # such as a conversation that has outgrown the context
-                messages.pop()
-                console.print(f"{error} /clear starts afresh.", style="red")
-            except KeyboardInterrupt:  # the answer, not the conversation, is broken off
-                messages.pop()
-                console.print()
+                console.print(f"{error} /clear starts afresh.", style="red", markup=False, soft_wrap=True)
+            except NumericalError as error:
+                console.print(str(error), style="red", markup=False, soft_wrap=True)
+            else:
+                if answer is not None:
+                    messages += [question, {"role": "assistant", "content": answer}]
 
 
-def _answer(llm: LLM, messages: list[dict[str, str]], sampling: SamplingParams) -> str:
+def _answer(llm: LLM, messages: list[dict[str, str]], sampling: SamplingParams) -> str | None:
+    """Prints the answer as it comes, and returns it; None where it was broken off."""
     answer = ""
-    for piece in llm.stream_chat(messages, sampling):
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-        answer += piece
-    sys.stdout.write("\n")
-    return answer
+    finished = False
+    with _interruptible() as interrupted, closing(llm.stream_chat(messages, sampling)) as pieces:
+        try:
+            for piece in pieces:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+                answer += piece
+                if interrupted():
+                    break
+            else:
+                finished = True
+        finally:
+            if answer or finished:
+                sys.stdout.write("\n")
+        return answer if finished else None
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Meanwhile Ctrl-C is a flag to ask for, so that it never strikes in the middle of a step, which would be the end
+    of the engine. The second Ctrl-C does what it always does, for answers of which nothing is seen.
+    """
+    interrupted = False
+
+    def interrupt(*_: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield lambda: interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -7,6 +7,7 @@ wrong at start is raised as a StartError and becomes one line and an exit code h
 import difflib
 import importlib
 import importlib.metadata
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -25,6 +26,17 @@ class Command(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns its exit code."""
     argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        try:
+            return _exit_code(argv)
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:  # whoever read the output, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the interpreter's end
+        return 141  # 128 + SIGPIPE, as shells have it
+
+
+def _exit_code(argv: Sequence[str]) -> int:
     try:
         log.configure()
         return _run(argv) or 0

@@ -59,11 +59,16 @@ class Config:
     load_format: Literal["auto", "dummy"] = _model(
         "auto",
         "auto reads the model's safetensors files; dummy makes random weights on the device, for measurements.",
+        synonyms={"safetensors": "auto"},
         refused={"pt": "weights are read from safetensors files only."},
+    )
+    check_weights: Literal["sample", "full", "off"] = _model(
+        "sample", "Look for NaN and infinity while loading weights from files: in some of each tensor, in all, or not."
     )
     dtype: Literal["auto", "bfloat16", "float32"] = _model(
         "auto",
         "Number type of weights and KV cache. auto is bfloat16, but float32 for a float32 model on the CPU.",
+        synonyms={"float": "float32"},
         refused={"float16": _NO_FLOAT16, "half": _NO_FLOAT16},
     )
     max_model_len: int | None = _model(
@@ -89,7 +94,9 @@ class Config:
     )
     enable_jit: bool = _engine(True, "Compile the steps. Off only to debug a model: it is many times slower.")
     warmup: bool = _engine(
-        True, "Compile every step before the first request. Off, the first requests of each size wait for it."
+        True,
+        "Compile every step before the first request. Off, the first requests of each size wait for it; the largest"
+        " steps are still compiled first where the device has memory of its own, to plan it.",
     )
     compilation_cache_dir: str | None = _engine(
         None,
@@ -102,11 +109,15 @@ class Config:
     max_prefill_seqs: int | None = _engine(
         None, "Most prompts that one step works on. Without it 1, or 8 with --enable_chunked_prefill."
     )
-    prefill_seqs_padding: int = _engine(8, "The sequences of a step with prompts are padded to a multiple of this.")
+    prefill_seqs_padding: int = _engine(
+        8,
+        "A compiled step for prompts has room for --max_prefill_seqs sequences (for --max_decode_seqs with"
+        " --enable_chunked_prefill), rounded up to a multiple of this, but never for more than it has tokens.",
+    )
     prefill_len_padding: int = _engine(
         512,
-        "Tokens in the smallest compiled step for prompts, and the unit of prefix cache hits: the tokens that a hit"
-        " saves are a multiple of this.",
+        "Tokens in the smallest compiled step for prompts. Also the unit in which the cached tokens of a request are"
+        " reported: prefixes are found block by block, and what was found is rounded down to a multiple of this.",
     )
     max_decode_seqs: int = _engine(
         256, "Most sequences that run at the same time.", aliases=("max_running_seqs", "max-num-seqs")
@@ -116,7 +127,8 @@ class Config:
     )
     decode_blocks_padding: int = _engine(
         128,
-        "The page table's blocks per sequence are padded to a multiple of this, where the attention kernel has need.",
+        "The page table has a row of blocks for each sequence, as long as --max_model_len needs and rounded up to a"
+        " multiple of this.",
     )
     max_num_batched_tokens: int | None = _engine(
         None, "Most tokens in one step, prompts and decoding together. Without it, chosen from the other settings."
@@ -132,14 +144,15 @@ class Config:
 
     hbm_utilization_factor: float = _memory(
         _DEFAULT_SHARE,
-        "Share of the device memory still free after weights and temporaries that the KV cache takes.",
+        "Share of the device memory still free after weights and temporaries that the KV cache may take. On the CPU it"
+        " takes at most 4 GiB and at most half of the free memory, whatever this says; --num_blocks overrides that.",
         above=0,
         at_most=1,
     )
     gpu_memory_utilization: float | None = _memory(
         None,
         "Share of the whole device memory for weights, temporaries and KV cache together, as in vLLM. It takes the"
-        " place of --hbm_utilization_factor.",
+        " place of --hbm_utilization_factor, and has the same limits on the CPU.",
         above=0,
         at_most=1,
     )
@@ -162,7 +175,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for each in flags_of(Config):
-            each.check(getattr(self, each.name))
+            object.__setattr__(self, each.name, each.accept(getattr(self, each.name)))
         for name in ("model", "tokenizer"):
             if getattr(self, name) == "":
                 raise ConfigError(f"--{name}= is empty; name a folder, or leave the flag out.")
@@ -171,8 +184,8 @@ class Config:
         if self.enable_prefix_cache_hbm and self.prefill_len_padding % self.block_size:
             raise ConfigError(
                 f"--prefill_len_padding={self.prefill_len_padding} must be a multiple of"
-                f" --block_size={self.block_size} with --enable_prefix_cache_hbm: prefix hits come in whole paddings"
-                " made of whole blocks."
+                f" --block_size={self.block_size} with --enable_prefix_cache_hbm: prefixes are found in whole blocks"
+                " and reported in whole paddings."
             )
         self._check_step_tokens()
 
@@ -219,20 +232,22 @@ class Config:
 
     @classmethod
     def from_args(cls, argv: Sequence[str]) -> "Config":
-        """The settings that a command line gives."""
+        """The settings that the words of a command line give."""
         return parse_config(config_parser("hex-llm", "Settings of hex-llm."), argv)[0]
 
 
-def config_parser(prog: str, description: str) -> FlagParser:
-    """A parser of all settings, to which a command may add arguments of its own."""
-    return FlagParser(prog, description, flags_of(Config))
-
-
-def parse_config(parser: FlagParser, argv: Sequence[str], **defaults: Any) -> tuple[Config, argparse.Namespace]:
-    """The settings, and the arguments that the command added. The model may be given without its flag.
+def config_parser(prog: str, description: str, **defaults: Any) -> FlagParser:
+    """A parser of all settings, to which a command may add arguments of its own.
 
     `defaults` are those of the command, where they are not those of `Config`.
     """
+    default_config = Config(**defaults)
+    flags = [dataclasses.replace(each, default=getattr(default_config, each.name)) for each in flags_of(Config)]
+    return FlagParser(prog, description, flags)
+
+
+def parse_config(parser: FlagParser, argv: Sequence[str]) -> tuple[Config, argparse.Namespace]:
+    """The settings, and the arguments that the command added. The model may be given without its flag."""
     arguments, words = parser.parse(argv, RETIRED)
     given = {flag.name: vars(arguments).pop(flag.name) for flag in parser.flags if flag.name in arguments}
     if len(words) > 1:
@@ -243,7 +258,7 @@ def parse_config(parser: FlagParser, argv: Sequence[str], **defaults: Any) -> tu
     # Config cannot tell a default from the same value given; a command line can.
     if given.keys() >= {"hbm_utilization_factor", "gpu_memory_utilization"}:
         raise _two_shares(given["hbm_utilization_factor"], given["gpu_memory_utilization"])
-    return Config(**defaults | given), arguments
+    return Config(**{each.name: each.default for each in parser.flags} | given), arguments
 
 
 def _two_shares(hbm: float, gpu: float) -> ConfigError:
@@ -267,7 +282,10 @@ This page is written by `hex-llm flags > docs/flags.md`; a test compares the two
 
 Every flag is read with underscores or with dashes (`--max_model_len`, `--max-model-len`) and under the other spellings
 shown, those of Hex-LLM and of vLLM. A value follows after `=` or as the next word. Given twice, the last one counts.
-From Python, the flags are the keyword arguments of `Config`.
+From Python, the flags are the keyword arguments of `Config` (`Config(max_model_len=4096)`), and
+`Config.from_args(["--max-model-len", "4096"])` reads the words of a command line.
+
+The defaults shown are those of `Config`; a command may have its own, which its `--help` shows.
 
 A value out of range, two flags that contradict each other, an unknown flag, and a flag whose part is not there yet
 end the command with one line and exit code 2. Giving such a flag its default value is fine.

@@ -9,6 +9,7 @@
     - ContextTooLong
     - ChatTemplateMissing
   x NumericalError          the model produced no usable number for one request         500
+  x EngineDead              a step failed, so that the engine does no more              503
 
 A message is one sentence or two for the person who reads it: it names the value and the limit.
 """
@@ -54,3 +55,10 @@ class ChatTemplateMissing(RequestError):
 class NumericalError(HexError):
     status = 500
     code = "numerical_error"
+
+
+class EngineDead(HexError):
+    """`__cause__` is what the step failed with."""
+
+    status = 503
+    code = "engine_dead"

@@ -31,6 +31,7 @@ class Flag:
     group: str
     help: str
     aliases: tuple[str, ...]
+    synonyms: Mapping[Any, Any]  # values as other servers spell them, each with the one it stands for
     above: float | None
     at_least: int | None
     at_most: float | None
@@ -49,13 +50,17 @@ class Flag:
         if self.kind is bool:
             return " or ".join(word for word, value in (("on", True), ("off", False)) if value not in self.refused)
         if self.choices:
-            return ", ".join(str(choice) for choice in self.choices)
+            return ", ".join(self._with_synonyms(choice) for choice in self.choices)
         limits = [
             f"{words} {limit}"
             for words, limit in (("above", self.above), ("at least", self.at_least), ("at most", self.at_most))
             if limit is not None and limit != INT32_MAX
         ]
         return " ".join([KINDS[self.kind].split()[-1], *[" and ".join(limits)]]).strip()
+
+    def _with_synonyms(self, choice: Any) -> str:
+        synonyms = [str(value) for value, meant in self.synonyms.items() if meant == choice]
+        return f"{choice} (or {', '.join(synonyms)})" if synonyms else str(choice)
 
     def read(self, text: str) -> Any:
         """The value that `text` spells."""
@@ -64,12 +69,13 @@ class Flag:
         except ValueError:
             raise ConfigError(f"{self.show(text)} must be {KINDS[self.kind]}.") from None
 
-    def check(self, value: Any) -> None:
-        """Raises ConfigError unless the value is allowed."""
+    def accept(self, value: Any) -> Any:
+        """The value, or the one that it is a synonym of. Raises ConfigError unless it is allowed."""
         if value is None and self.optional:
-            return
+            return None
         if type(value) is not self.kind and not (self.kind is float and type(value) is int):
             raise ConfigError(f"--{self.name}={value!r} must be {KINDS[self.kind]}.")
+        value = self.synonyms.get(value, value)
         if value in self.refused:
             raise ConfigError(f"{self.show(value)} is refused: {self.refused[value]}")
         if self.choices and value not in self.choices:
@@ -77,6 +83,7 @@ class Flag:
         self._check_limits(value)
         if self.needs and value != self.default:
             raise ConfigError(f"{self.show(value)} needs {self.needs}, which this version does not have yet.")
+        return value
 
     def _check_limits(self, value: Any) -> None:
         """Raises ConfigError where the value, NaN for one, does not lie within the limits."""
@@ -94,6 +101,7 @@ def flag(
     help: str,
     *,
     aliases: tuple[str, ...] = (),
+    synonyms: Mapping[Any, Any] | None = None,
     above: float | None = None,
     at_least: int | None = None,
     at_most: float | None = None,
@@ -105,6 +113,7 @@ def flag(
         "group": group,
         "help": help,
         "aliases": aliases,
+        "synonyms": synonyms or {},
         "above": above,
         "at_least": at_least,
         "at_most": at_most,
@@ -146,7 +155,7 @@ class FlagParser(argparse.ArgumentParser):
         for flag in flags:
             if flag.group not in groups:
                 groups[flag.group] = self.add_argument_group(flag.group)
-            # A flag that is not given stays out of the namespace: the dataclass has the default.
+            # A flag that is not given stays out of the namespace, to be told from its default given.
             keywords: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(flag).replace("%", "%%")}
             if flag.kind is bool:
                 keywords["action"] = argparse.BooleanOptionalAction
@@ -233,6 +242,7 @@ def _help(flag: Flag) -> str:
     parts = [flag.help]
     if flag.aliases:
         parts.append(f"Also {', '.join(_also(flag))}.")
+    parts += [f"{value} is another word for {meant}." for value, meant in flag.synonyms.items()]
     if flag.needs:
         parts.append(f"Not yet: it needs {flag.needs}.")
     if flag.default is not None:

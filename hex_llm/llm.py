@@ -1,8 +1,10 @@
 """The engine without a server: prompts in, texts out."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 from rich.console import Console
@@ -13,8 +15,8 @@ from hex_llm.config import Config
 from hex_llm.engine.admission import new_request
 from hex_llm.engine.output import Output
 from hex_llm.engine.request import FinishReason, Request, SamplingParams, TokenLogprobs
-from hex_llm.engine.sampling import check_sampling
-from hex_llm.errors import RequestError
+from hex_llm.engine.sampling import shown
+from hex_llm.errors import ConfigError, NumericalError, RequestError
 from hex_llm.loader.source import locate
 from hex_llm.text.chat import encode_chat
 from hex_llm.text.detokenizer import Detokenizer
@@ -34,6 +36,7 @@ class Completion:
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string, or the stop token, that ended it
+    error: str | None = None  # with finish_reason "error": what happened
 
 
 @dataclass(slots=True)
@@ -43,7 +46,7 @@ class Result:
     prompt: str | None  # None where the prompt was given as tokens
     prompt_token_ids: list[int]
     outputs: list[Completion]
-    num_cached_tokens: int = 0
+    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache by the first answer
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
@@ -55,17 +58,19 @@ class _Answer:
     result: Result
     completion: Completion
     detokenizer: Detokenizer
+    unread: str = ""  # text that nobody has been given yet
 
-    def take(self, output: Output) -> str:
-        """Adds what a step brought; returns the text it made final."""
+    def take(self, output: Output) -> None:
+        """Adds what a step brought."""
         completion = self.completion
         completion.token_ids += output.tokens
         text = self.detokenizer.push(self._visible(output))
-        if output.logprobs:
-            completion.logprobs = [*(completion.logprobs or []), *output.logprobs]
+        if output.logprobs and completion.logprobs is not None:
+            completion.logprobs += output.logprobs
         if output.prompt_logprobs:
             self.result.prompt_logprobs = list(output.prompt_logprobs)
-        self.result.num_cached_tokens = output.num_cached
+        if completion.index == 0:
+            self.result.num_cached_tokens = output.num_cached
         if self.detokenizer.stop_reason is not None:
             self._cut()
         elif output.finish_reason is not None:
@@ -77,8 +82,17 @@ class _Answer:
                 output.finish_reason == FinishReason.STOP and output.tokens[-1] in self.request.sampling.stop_token_ids
             ):
                 completion.stop_reason = output.tokens[-1]
+            elif output.finish_reason == FinishReason.ERROR:
+                completion.error = (
+                    f"After {len(completion.token_ids)} tokens of the answer the model produced no usable number "
+                    "(NaN, or nothing but -inf)."
+                )
         completion.text += text
-        return text
+        self.unread += text
+
+    @property
+    def finished(self) -> bool:
+        return self.completion.finish_reason is not None
 
     def _visible(self, output: Output) -> Sequence[int]:
         """An end token is not part of the text, whatever the tokenizer would make of it."""
@@ -93,9 +107,18 @@ class _Answer:
 
 
 class LLM:
-    """A model, ready to generate. `LLM(model=..., max_model_len=...)`: the keywords are those of `Config`."""
+    """A model, ready to generate. `LLM(model=..., max_model_len=...)`: the keywords are those of `Config`.
+
+    One thread calls it. Calls may be interleaved: whichever steps the engine, every answer under way gets its part.
+    """
 
     def __init__(self, model: str | None = None, *, config: Config | None = None, **flags: Any):
+        if config is not None and (model is not None or flags):
+            given = {"model": model} | flags if model is not None else flags
+            raise ConfigError(
+                "A config holds all settings; given with it, "
+                f"{', '.join(f'{name}={value!r}' for name, value in given.items())} would be ignored."
+            )
         self.config = config or Config(model=model, **flags)
         found = find_model(self.config)
         tokenizer = locate(self.config.tokenizer) if self.config.tokenizer else found.folder
@@ -103,6 +126,8 @@ class LLM:
         self.tokenizer.check_embedding(found.arch.vocab_size)
         self.engine = build_engine(self.config, found)
         self._numbers = itertools.count()
+        self._under_way: dict[str, _Answer] = {}
+        self._stepping = False
 
     def default_sampling(self, **changes: Any) -> SamplingParams:
         """What the model's generation_config.json recommends, with changes."""
@@ -128,11 +153,14 @@ class LLM:
         groups = [self._answers(prompt, each) for prompt, each in zip(several, samplings, strict=True)]
         answers = [answer for group in groups for answer in group]
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), disable=not progress, transient=True) as bar:
+        bar = Progress(*columns, console=Console(stderr=True), disable=not progress, transient=True)
+        with bar, self._serving(answers):
             task = bar.add_task("Generating", total=len(answers))
-            for answer, _ in self._run(answers):
-                if answer.completion.finish_reason is not None:
-                    bar.advance(task)
+            left = {answer.request.id for answer in answers}
+            while left:
+                finished = left.intersection(self._step())
+                left -= finished
+                bar.advance(task, len(finished))
         return [group[0].result for group in groups]
 
     def chat(
@@ -146,14 +174,27 @@ class LLM:
         one = not messages or isinstance(messages[0], Mapping)
         conversations: Any = [messages] if one else messages
         prompts = [encode_chat(self.tokenizer, conversation) for conversation in conversations]
-        return self.generate(prompts, sampling or self.default_sampling(max_tokens=None), progress=progress)
+        return self.generate(prompts, sampling, progress=progress)
 
-    def stream_chat(self, messages: Sequence[Message], sampling: SamplingParams | None = None) -> Iterator[str]:
-        """The answer to one conversation, piece by piece. Leaving the loop early ends the request."""
-        sampling = sampling or self.default_sampling(max_tokens=None)
-        for _, text in self._run(self._answers(encode_chat(self.tokenizer, messages), sampling)):
-            if text:
-                yield text
+    def stream_chat(
+        self, messages: Sequence[Message], sampling: SamplingParams | None = None
+    ) -> Generator[str, None, None]:
+        """The answer to one conversation, piece by piece. Leaving the loop early ends the request. NumericalError
+        where the model breaks down.
+        """
+        sampling = sampling or self.default_sampling()
+        if sampling.n != 1:
+            raise RequestError(f"n={sampling.n} must be 1: one answer is streamed.", param="n")
+        (answer,) = self._answers(encode_chat(self.tokenizer, messages), sampling)
+        with self._serving([answer]):
+            while answer.unread or not answer.finished:
+                if answer.unread:
+                    text, answer.unread = answer.unread, ""
+                    yield text
+                else:
+                    self._step()
+        if answer.completion.error:
+            raise NumericalError(answer.completion.error)
 
     def _one_each(self, sampling: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if sampling is None or isinstance(sampling, SamplingParams):
@@ -163,14 +204,11 @@ class LLM:
         return list(sampling)
 
     def _answers(self, prompt: Prompt, sampling: SamplingParams) -> list[_Answer]:
-        check_sampling(sampling, self.engine.limits.vocab_size)
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         bad_words = self.tokenizer.encode_bad_words(sampling.bad_words)
         number = next(self._numbers)
-        result = Result(prompt if isinstance(prompt, str) else None, tokens, [])
-        answers = []
-        for index in range(sampling.n):
-            request = new_request(
+        requests = [
+            new_request(
                 f"{number}-{index}",
                 tokens,
                 sampling,
@@ -180,6 +218,11 @@ class LLM:
                 seed=self.config.seed + number,
                 index=index,
             )
+            for index in range(sampling.n)
+        ]
+        result = Result(prompt if isinstance(prompt, str) else None, list(requests[0].prompt), [])
+        answers = []
+        for index, request in enumerate(requests):
             detokenizer = Detokenizer(
                 self.tokenizer,
                 skip_special_tokens=sampling.skip_special_tokens,
@@ -187,35 +230,60 @@ class LLM:
                 include_stop_str_in_output=sampling.include_stop_str_in_output,
                 min_tokens=sampling.min_tokens,
             )
-            completion = Completion(index)
+            completion = Completion(index, logprobs=None if sampling.logprobs is None else [])
             result.outputs.append(completion)
             answers.append(_Answer(request, result, completion, detokenizer))
         return answers
 
-    def _run(self, answers: Sequence[_Answer]) -> Iterator[tuple[_Answer, str]]:
-        """Runs requests to their end; yields each answer that grew, with the text it gained."""
-        under_way = {answer.request.id: answer for answer in answers}
+    @contextmanager
+    def _serving(self, answers: Sequence[_Answer]) -> Iterator[None]:
+        """Has the engine work on answers, until they are finished or nobody wants them any more."""
         try:
             for answer in answers:
                 self.engine.add(answer.request)
-            while under_way:
-                for output in self.engine.step():
-                    answer = under_way.get(output.request_id)
-                    if answer is None:  # a stop string ended it, and a last step was under way
-                        continue
-                    text = answer.take(output)
-                    if answer.completion.finish_reason is not None:
-                        del under_way[output.request_id]
-                        if output.finish_reason is None:
-                            self.engine.abort(output.request_id, FinishReason.STOP)
-                    yield answer, text
+                self._under_way[answer.request.id] = answer
+            yield
         finally:
-            for request_id in under_way:
-                self.engine.abort(request_id)
-            while self.engine.has_work:  # nobody else steps the engine: what is under way must be read
-                self.engine.step()
+            for answer in answers:
+                self._leave(answer)
+            # Nobody else steps the engine: what is under way must be read.
+            while not (self._stepping or self._under_way or self.engine.is_dead) and self.engine.has_work:
+                self._step()
+
+    def _step(self) -> list[str]:
+        """Steps the engine and gives every answer its part, whoever waits for it; returns what was finished by it."""
+        finished = []
+        self._stepping = True
+        try:
+            for output in self.engine.step():
+                answer = self._under_way.get(output.request_id)
+                if answer is None:  # left during the step
+                    self.engine.abort(output.request_id)
+                    continue
+                answer.take(output)
+                if answer.finished:
+                    finished.append(output.request_id)
+                    del self._under_way[output.request_id]
+                    self.engine.abort(output.request_id, FinishReason.STOP)  # where it was a stop string
+        finally:
+            self._stepping = False
+        return finished
+
+    def _leave(self, answer: _Answer) -> None:
+        # A forgotten stream is closed by the garbage collector, which may run in the middle of a step. The engine must
+        # not be touched then; the request ends with its next output.
+        if self._under_way.pop(answer.request.id, None) and not self._stepping:
+            self.engine.abort(answer.request.id)
 
 
 def _several(prompts: Any) -> list[Prompt]:
     """One prompt, a text or tokens, as a list of prompts; a list of prompts as it is."""
-    return [prompts] if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)) else list(prompts)
+    if isinstance(prompts, str):
+        return [prompts]
+    try:
+        several = list(prompts)
+    except TypeError:
+        raise RequestError(
+            f"prompts={shown(prompts)} must be a text, a list of tokens, or a list of these.", param="prompts"
+        ) from None
+    return [several] if several and isinstance(several[0], Integral) else several

@@ -28,11 +28,11 @@ parallel
 engine
 text
 config
-flags log
+flags log model_files
 errors pytree
 """
 RANK = {name: rank for rank, line in enumerate(RANKS.split("\n")) for name in line.split()}
-NO_JAX = {"cli", "server", "engine", "text", "config", "flags", "log", "errors"}
+NO_JAX = {"cli", "server", "engine", "text", "config", "flags", "log", "model_files", "errors"}
 
 # What can run code that came as data, and torch, which the package does without.
 FORBIDDEN = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}

@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+import os
 import subprocess
 import sys
 import types
@@ -174,6 +175,17 @@ def test_small_commands_start_without_the_heavy_libraries(argv):
     )
     done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("argv", [["flags"], ["flags", "--help"], ["version"]])
+def test_a_reader_that_leaves_early_ends_a_command_quietly(argv):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "hex_llm.cli", *argv]
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=buffered, timeout=60, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize("level", ["debug", "INFO", "Warning"])

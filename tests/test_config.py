@@ -80,6 +80,7 @@ def test_documented_choices_are_the_ones_accepted():
     assert {flag.name: flag.choices for flag in FLAGS.values() if flag.choices} == {
         "tokenizer_mode": ("auto", "slow"),
         "load_format": ("auto", "dummy"),
+        "check_weights": ("sample", "full", "off"),
         "dtype": ("auto", "bfloat16", "float32"),
         "worker_distributed_method": ("mp", "ray"),
         "block_size": (8, 16, 32, 2048, 8192),
@@ -129,6 +130,8 @@ def test_every_spelling_of_a_flag_sets_its_field(name, line, value):
         ("--max_model_len=2048", "--max-model-len 2048"),
         ("--block_size=16", "--block-size 16"),
         ("--load_format=dummy", "--load-format dummy"),
+        ("--load_format=auto", "--load-format safetensors"),
+        ("--dtype=float32", "--dtype float"),
         ("--tokenizer_mode=slow", "--tokenizer-mode slow"),
         ("--no-enable_jit", "--no-enable-jit"),
         ("--model=folder", "folder"),
@@ -137,6 +140,15 @@ def test_every_spelling_of_a_flag_sets_its_field(name, line, value):
 )
 def test_hex_llm_and_vllm_spellings_agree(ours, other):
     assert parse(ours) == parse(other)
+
+
+def test_a_synonym_of_a_value_is_the_value():
+    assert Config(load_format="safetensors").load_format == "auto"
+    assert Config(load_format="safetensors") == Config()
+    assert refusal("--load_format=gguf") == "--load_format=gguf is not one of auto (or safetensors), dummy."
+    for flag in FLAGS.values():
+        assert {*flag.synonyms.values()} <= {*flag.choices}
+        assert not {*flag.synonyms} & {*flag.choices, *flag.refused}
 
 
 def test_an_alias_belongs_to_one_flag():
@@ -342,6 +354,18 @@ def test_a_command_adds_arguments_of_its_own():
         parse_config(parser, ["--inputlen=7"])
 
 
+def test_a_commands_own_defaults_are_parsed_and_shown():
+    parser = config_parser("hex-llm chat", "Talk.", max_decode_seqs=1, warmup=False)
+    assert parse_config(parser, [])[0] == Config(max_decode_seqs=1, warmup=False)
+    assert parse_config(parser, ["--warmup", "--max-num-seqs=2"])[0] == Config(max_decode_seqs=2)
+    flat = " ".join(parser.format_help().split())
+    assert "Also --max_running_seqs, --max-num-seqs. (default: 1)" in flat
+    assert "(default: 256)" not in flat
+    assert Config().max_decode_seqs == 256
+    with pytest.raises(ConfigError, match="--max_decode_seqs=0 must be at least 1"):
+        config_parser("hex-llm chat", "Talk.", max_decode_seqs=0)
+
+
 def test_help_shows_every_flag_in_its_group():
     text = config_parser("hex-llm chat", "Talk.").format_help()
     assert all(f"--{name}" in text for name in FLAGS)
@@ -349,6 +373,7 @@ def test_help_shows_every_flag_in_its_group():
     flat = " ".join(text.split())
     assert "Also --max_running_seqs, --max-num-seqs. (default: 256)" in flat
     assert "Not yet: it needs tensor parallelism." in flat
+    assert "safetensors is another word for auto. (default: auto)" in flat
 
 
 def test_a_config_cannot_be_changed():
@@ -381,3 +406,4 @@ def test_the_page_of_flags_has_a_row_for_each():
     assert len(rows) == len(FLAGS) + len(RETIRED)
     assert any("`--max_running_seqs` `--max-num-seqs` | integer at least 1 | 256 |" in row for row in rows)
     assert any(row.endswith("| not yet: needs tensor parallelism |") for row in rows)
+    assert any("| `--load_format` |  | auto (or safetensors), dummy | auto |" in row for row in rows)

@@ -1,19 +1,55 @@
 """The engine with its text side: what LLM.generate and LLM.chat promise."""
 
+import gc
+import weakref
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
-from hex_llm import LLM, SamplingParams
+from hex_llm import LLM, Config, SamplingParams
 from hex_llm.engine.request import FinishReason
-from hex_llm.errors import ChatTemplateMissing, ConfigError, ContextTooLong, RequestError
+from hex_llm.errors import (
+    ChatTemplateMissing,
+    ConfigError,
+    ContextTooLong,
+    EngineDead,
+    NumericalError,
+    RequestError,
+)
 from tests.checkpoints import write_llama
 from tests.runner.engines import SMALL
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
+HI = [{"role": "user", "content": "hi"}]
+HO = [{"role": "user", "content": "ho"}]
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory):
-    return LLM(str(write_llama(tmp_path_factory.mktemp("model"))), **SMALL)
+def folder(tmp_path_factory):
+    return write_llama(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    return LLM(str(folder), **SMALL)
+
+
+@pytest.fixture
+def poisoned(llm, monkeypatch):
+    """From the fourth step on the model produces NaN."""
+    dispatch, steps = llm.engine._runner.dispatch, []
+
+    class Poisoned:
+        def __init__(self, pending):
+            self.pending = pending
+
+        def read(self):
+            result = self.pending.read()
+            steps.append(result)
+            return result if len(steps) < 4 else replace(result, finite=np.zeros_like(result.finite))
+
+    monkeypatch.setattr(llm.engine._runner, "dispatch", lambda step: Poisoned(dispatch(step)))
 
 
 def test_results_come_in_the_order_of_the_prompts(llm):
@@ -35,10 +71,162 @@ def test_n_answers_differ_and_are_the_same_again_by_their_seed(llm):
     assert answers == [tuple(output.token_ids) for output in again.outputs]
 
 
-def test_answers_without_a_seed_differ_from_call_to_call_but_not_from_start_to_start(llm):
+def test_answers_without_a_seed_differ_from_call_to_call_but_not_from_start_to_start(folder):
     sampling = SamplingParams(temperature=1.0, max_tokens=8)
-    results = [llm.generate("hello", sampling, progress=False)[0].outputs[0].token_ids for _ in range(2)]
-    assert results[0] != results[1]
+    first, again = (
+        [llm.generate("hello", sampling, progress=False)[0].outputs[0].token_ids for _ in range(2)]
+        for llm in (LLM(str(folder), **SMALL), LLM(str(folder), **SMALL))
+    )
+    assert first[0] != first[1]
+    assert first == again
+
+
+def test_without_max_tokens_an_answer_goes_on_to_the_end_of_the_context(llm):
+    for prompt in ([5] * 3, [5] * 90, [5] * 95):
+        (result,) = llm.generate(prompt, SamplingParams(temperature=0, ignore_eos=True), progress=False)
+        assert len(result.outputs[0].token_ids) == 96 - len(prompt)
+
+
+def test_prompts_of_tokens_may_be_of_numpy(llm):
+    (plain,) = llm.generate([5, 6, 7], GREEDY, progress=False)
+    (array,) = llm.generate(np.array([5, 6, 7]), GREEDY, progress=False)
+    assert array == plain
+    assert {type(token) for token in array.prompt_token_ids} == {int}
+
+
+def test_logprobs_are_there_for_every_token_where_they_were_asked_for(llm):
+    sampling = SamplingParams(temperature=0, max_tokens=9, logprobs=2)
+    (result,) = llm.generate("hello", sampling, progress=False)
+    assert [entry.rank for entry in result.outputs[0].logprobs] == [1] * 9
+    assert llm.generate("hello", GREEDY, progress=False)[0].outputs[0].logprobs is None
+
+
+def test_cached_tokens_are_those_that_the_first_answer_found(folder):
+    llm = LLM(str(folder), **SMALL | {"enable_prefix_cache_hbm": True, "max_decode_seqs": 1, "prefill_len_padding": 8})
+    sampling = SamplingParams(temperature=0, max_tokens=2, n=3)
+    first, again = (llm.generate([7] * 20, sampling, progress=False)[0].num_cached_tokens for _ in range(2))
+    assert (first, again) == (0, 16)
+
+
+# Calls in between calls
+
+
+def test_streams_may_be_read_by_turns_and_other_calls_made_in_between(llm):
+    whole = [llm.chat(messages, GREEDY, progress=False)[0].outputs[0].text for messages in (HI, HO)]
+    assert whole[0] != whole[1]
+    streams = [llm.stream_chat(messages, GREEDY) for messages in (HI, HO)]
+    texts = [next(stream) for stream in streams]
+    assert llm.chat(HO, GREEDY, progress=False)[0].outputs[0].text == whole[1]
+    texts[0] += next(streams[0], "")
+    assert [result.outputs[0].text for result in llm.chat([HI, HO], GREEDY, progress=False)] == whole
+    texts[1] += "".join(streams[1])
+    texts[0] += "".join(streams[0])
+    assert texts == whole
+    assert not llm.engine.has_work
+    assert not llm._under_way
+
+
+def test_a_stream_that_is_left_while_another_goes_on_ends_its_request_alone(llm):
+    (whole,) = llm.chat(HO, GREEDY, progress=False)
+    left, kept = llm.stream_chat(HI, SamplingParams(temperature=0)), llm.stream_chat(HO, GREEDY)
+    next(left)
+    text = next(kept)
+    left.close()
+    assert llm.engine.stats().running == 1
+    assert text + "".join(kept) == whole.outputs[0].text
+    assert not llm.engine.has_work
+    llm.engine.check()
+
+
+def test_a_forgotten_stream_that_is_collected_in_the_middle_of_a_step_does_no_harm(llm, monkeypatch):
+    (whole,) = llm.chat(HO, GREEDY, progress=False)
+    forgotten = llm.stream_chat(HI, SamplingParams(temperature=0, ignore_eos=True))
+    next(forgotten)
+    (forgotten_id,) = llm._under_way
+    take = llm.engine._scheduler._take
+
+    def collecting(plan, request, *arguments, **options):
+        if request.id == forgotten_id and gone():
+            gc.collect()
+        take(plan, request, *arguments, **options)
+
+    monkeypatch.setattr(llm.engine._scheduler, "_take", collecting)
+    gc.disable()
+    try:
+        gone = weakref.ref(forgotten)
+        cycle = [forgotten]
+        cycle.append(cycle)
+        del forgotten, cycle
+        assert "".join(llm.stream_chat(HO, GREEDY)) == whole.outputs[0].text
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert not llm.engine.has_work
+    llm.engine.check()
+
+
+def test_an_interrupted_call_leaves_an_llm_that_works(llm, monkeypatch):
+    (whole,) = llm.chat(HI, GREEDY, progress=False)
+    stream = llm.stream_chat(HI, GREEDY)
+    text = next(stream)
+    dispatch, interrupts = llm.engine._runner.dispatch, [KeyboardInterrupt]
+
+    class Interrupted:
+        def __init__(self, pending):
+            self.pending = pending
+
+        def read(self):
+            if interrupts:
+                raise interrupts.pop()
+            return self.pending.read()
+
+    monkeypatch.setattr(llm.engine._runner, "dispatch", lambda step: Interrupted(dispatch(step)))
+    with pytest.raises(KeyboardInterrupt):
+        llm.chat([HI, HO], GREEDY, progress=False)
+    assert text + "".join(stream) == whole.outputs[0].text
+    assert not llm.engine.has_work
+    llm.engine.check()
+
+
+def test_what_a_step_fails_with_is_passed_on_and_later_calls_say_that_the_engine_is_dead(folder):
+    llm = LLM(str(folder), **SMALL)
+
+    def dispatch(step):
+        raise RuntimeError("no more device")
+
+    llm.engine._runner.dispatch = dispatch
+    with pytest.raises(RuntimeError, match="no more device"):
+        llm.generate("x", GREEDY, progress=False)
+    for _ in range(2):
+        with pytest.raises(EngineDead, match="RuntimeError: no more device"):
+            llm.generate("x", GREEDY, progress=False)
+    with pytest.raises(EngineDead):
+        next(llm.stream_chat(HI, GREEDY))
+
+
+# A model that breaks down
+
+
+def test_an_answer_that_breaks_down_says_so_and_keeps_what_came_before(llm, poisoned):
+    (result,) = llm.generate("hello", SamplingParams(temperature=0, max_tokens=9, logprobs=0), progress=False)
+    (output,) = result.outputs
+    assert (output.finish_reason, len(output.token_ids), len(output.logprobs or [])) == (FinishReason.ERROR, 3, 3)
+    assert output.error == (
+        "After 3 tokens of the answer the model produced no usable number (NaN, or nothing but -inf)."
+    )
+    assert not llm.engine.has_work
+
+
+def test_a_stream_that_breaks_down_raises_after_what_came_before(llm, poisoned):
+    pieces = []
+    with pytest.raises(NumericalError, match="After 3 tokens of the answer"):
+        pieces.extend(llm.stream_chat(HI, GREEDY))
+    assert not llm.engine.has_work
+
+
+def test_a_good_answer_has_no_error(llm):
+    (result,) = llm.generate("hello", GREEDY, progress=False)
+    assert result.outputs[0].error is None
 
 
 def test_a_stop_string_ends_the_text_before_it(llm):
@@ -55,17 +243,21 @@ def test_a_stop_string_ends_the_text_before_it(llm):
 
 
 def test_streamed_chat_adds_up_to_the_answer(llm):
-    messages = [{"role": "user", "content": "hi"}]
-    (whole,) = llm.chat(messages, GREEDY, progress=False)
-    assert "".join(llm.stream_chat(messages, GREEDY)) == whole.outputs[0].text
+    (whole,) = llm.chat(HI, GREEDY, progress=False)
+    assert "".join(llm.stream_chat(HI, GREEDY)) == whole.outputs[0].text
 
 
 def test_a_stream_that_is_left_early_ends_its_request(llm):
-    stream = llm.stream_chat([{"role": "user", "content": "hi"}], SamplingParams(temperature=0, max_tokens=None))
+    stream = llm.stream_chat(HI, SamplingParams(temperature=0))
     next(stream)
     stream.close()
     assert not llm.engine.has_work
     llm.engine.check()
+
+
+def test_more_than_one_answer_cannot_be_streamed(llm):
+    with pytest.raises(RequestError, match="n=2 must be 1"):
+        next(llm.stream_chat(HI, SamplingParams(n=2)))
 
 
 @pytest.mark.parametrize(
@@ -76,6 +268,10 @@ def test_a_stream_that_is_left_early_ends_its_request(llm):
         ([], {}, RequestError, ["empty"]),
         ([320], {}, RequestError, ["320", "319"]),
         ([-1], {}, RequestError, ["-1"]),
+        ([1, [2]], {}, RequestError, ["[1, [2]]", "whole numbers"]),
+        (1.5, {}, RequestError, ["1.5", "whole numbers"]),
+        ("x", {"stop": 5}, RequestError, ["stop=5"]),
+        ("x", {"bad_words": [5]}, RequestError, ["bad_words", "5"]),
         ("x", {"temperature": -1.0}, RequestError, ["temperature", "-1"]),
         ("x", {"temperature": float("nan")}, RequestError, ["temperature", "nan"]),
         ("x", {"top_p": 0.0}, RequestError, ["top_p"]),
@@ -96,6 +292,20 @@ def test_what_cannot_be_served_is_refused_by_name_and_limit(llm, prompt, samplin
     assert not llm.engine.has_work
 
 
+def test_prompts_that_are_none_are_refused(llm):
+    with pytest.raises(RequestError, match="prompts=5 must be a text"):
+        llm.generate(5)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({"model": "elsewhere"}, "model='elsewhere'"), ({"max_model_len": 8, "seed": 1}, "max_model_len=8, seed=1")],
+)
+def test_settings_beside_a_config_are_refused_by_name(given, words):
+    with pytest.raises(ConfigError, match=f"given with it, {words} would be ignored"):
+        LLM(config=Config(), **given)
+
+
 def test_one_bad_prompt_of_several_leaves_nothing_behind(llm):
     with pytest.raises(RequestError):
         llm.generate(["fine", [999]], GREEDY, progress=False)
@@ -114,4 +324,4 @@ def test_a_model_without_a_chat_template_generates_but_does_not_chat(tmp_path):
     config.write_text(config.read_text().replace("chat_template", "chat_no_template"))
     llm = LLM(str(folder), **SMALL)
     with pytest.raises(ChatTemplateMissing):
-        llm.chat([{"role": "user", "content": "hi"}])
+        llm.chat(HI)

@@ -6,7 +6,7 @@ import numpy as np
 
 from hex_llm.engine.limits import Limits
 from hex_llm.engine.request import Request, SamplingParams
-from hex_llm.engine.sampling import check_rules, check_sampling, fold_seed
+from hex_llm.engine.sampling import check_rules, check_vocabulary, fold_seed, shown
 from hex_llm.errors import ContextTooLong, RequestError
 
 
@@ -28,37 +28,52 @@ def new_request(
     `end_ids` are the model's end tokens, `bad_words` those of `sampling` as tokens, and `seed` counts where
     `sampling` has none.
     """
-    check_sampling(sampling, limits.vocab_size)
+    check_vocabulary(sampling, limits.vocab_size)
+    tokens = _tokens(prompt)
     request = Request(
         id=id,
-        prompt=prompt,
+        prompt=tokens.tolist(),
         sampling=sampling,
-        max_output=resolve_max_output(len(prompt), sampling.max_tokens, limits),
+        max_output=resolve_max_output(len(tokens), sampling.max_tokens, limits),
         stop_ids=frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else end_ids),
         bad_words=tuple(tuple(word) for word in bad_words),
         seed=fold_seed(seed if sampling.seed is None else sampling.seed, index),
         adapter=adapter,
         cache_salt=cache_salt,
     )
-    check_request(request, limits)
+    _check_bounds(request, tokens, limits)
     return request
 
 
 def check_request(request: Request, limits: Limits) -> None:
-    """Refuses what could not be served, or would index out of an array on the device: RequestError."""
-    check_sampling(request.sampling, limits.vocab_size)
+    """Refuses a request, whoever made it, that would index out of an array on the device: RequestError."""
+    check_vocabulary(request.sampling, limits.vocab_size)
+    tokens = _tokens(request.prompt)
+    resolve_max_output(len(tokens), request.max_output, limits)
+    _check_bounds(request, tokens, limits)
+
+
+def _tokens(prompt: object) -> np.ndarray:
+    try:
+        tokens = np.asarray(prompt)
+    except (ValueError, TypeError, OverflowError):  # lists of several lengths, among others
+        tokens = None
+    if tokens is None or tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
+        raise RequestError(
+            f"The prompt must be a list of whole numbers, its tokens; it is {shown(prompt)}.", param="prompt"
+        )
+    return tokens
+
+
+def _check_bounds(request: Request, tokens: np.ndarray, limits: Limits) -> None:
     check_rules(request.sampling, request.bad_words, len(request.stop_ids), limits.vocab_size)
     assert bool(request.sampling.bad_words) <= bool(request.bad_words), "bad words need their tokens"
-    resolve_max_output(len(request.prompt), request.max_output, limits)
     if request.sampling.min_tokens > request.max_output:
         raise RequestError(
             f"min_tokens={request.sampling.min_tokens} is more than the {request.max_output} tokens "
             "that the output may have.",
             param="min_tokens",
         )
-    tokens = np.asarray(request.prompt)
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise RequestError("The prompt must be a list of whole numbers, its tokens.", param="prompt")
     for token in (int(tokens.min()), int(tokens.max())):
         if not 0 <= token < limits.vocab_size:
             raise RequestError(

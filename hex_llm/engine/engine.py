@@ -8,7 +8,7 @@ from hex_llm.engine.output import Output, Stats
 from hex_llm.engine.request import FinishReason, Request
 from hex_llm.engine.scheduler import Scheduler
 from hex_llm.engine.step import PendingStep, Runner, Slice
-from hex_llm.errors import RequestError
+from hex_llm.errors import EngineDead, RequestError
 
 
 class Engine:
@@ -16,6 +16,9 @@ class Engine:
 
     With `max_in_flight` 1 the device computes a step while the next is planned, and results are read one step late;
     with 0 every step is read before the next is planned; more is possible, and ends are noticed later still.
+
+    A step that fails ends the engine, because the device's memory may have gone with it: `step` passes the exception
+    on, and from then on there is nothing but EngineDead.
     """
 
     def __init__(self, runner: Runner, limits: Limits, *, max_in_flight: int = 1):
@@ -24,9 +27,11 @@ class Engine:
         self._max_in_flight = max_in_flight
         self._scheduler = Scheduler(limits)
         self._in_flight: deque[tuple[list[Slice], PendingStep]] = deque()
+        self._failure: BaseException | None = None  # what a step failed with
 
     def add(self, request: Request) -> None:
         """Queues a request, or refuses it: RequestError."""
+        self._check_alive()
         check_request(request, self.limits)
         if self._scheduler.find(request.id):
             raise RequestError(f"The request id {request.id!r} is in use.", param="request_id")
@@ -36,21 +41,57 @@ class Engine:
         """Ends a request at once, without another output. False where it has ended before, which is no error:
         whoever ends a request cannot know what its last step brought. `reason` is STOP for a stop string found.
         """
-        request = self._scheduler.find(request_id)
+        request = None if self.is_dead else self._scheduler.find(request_id)
         if request:
             self._scheduler.finish(request, reason)
         return request is not None
 
     def step(self) -> list[Output]:
-        """Starts the next step, reads the one before, and returns what requests gained by that."""
-        step = self._scheduler.schedule()
-        if step:
-            self._in_flight.append((step, self._runner.dispatch(step)))
+        """Starts the next step, reads the one before, and returns what requests gained by that.
+
+        A KeyboardInterrupt that comes while it waits for the device changes nothing: the next call waits again. One
+        that comes while something is half done ends the engine like any other exception.
+        """
+        self._check_alive()
+        waiting = False
+        try:
+            if not self._start():
+                return []
+            step, pending = self._in_flight[0]
+            waiting = True
+            result = pending.read()
+            waiting = False
+            self._in_flight.popleft()
+            return self._scheduler.update(step, result)
+        except BaseException as error:
+            if not (waiting and isinstance(error, KeyboardInterrupt)):
+                self._failure = error
+            raise
+
+    def _start(self) -> bool:
+        """Plans a step and hands it to the device, unless a read was interrupted and has to come first. Says whether
+        the oldest step under way is to be read now.
+        """
+        step = []
+        if len(self._in_flight) <= self._max_in_flight:
+            step = self._scheduler.schedule()
+            if step:
+                self._in_flight.append((step, self._runner.dispatch(step)))
         assert self._in_flight or not self.has_work, "requests are left, and none of them can move"
-        if self._in_flight and (not step or len(self._in_flight) > self._max_in_flight):
-            oldest, pending = self._in_flight.popleft()
-            return self._scheduler.update(oldest, pending.read())
-        return []
+        return bool(self._in_flight) and (not step or len(self._in_flight) > self._max_in_flight)
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            said = str(self._failure).strip().split("\n")[0][:200]
+            name = type(self._failure).__name__
+            raise EngineDead(
+                f"The engine stopped when a step failed with {name}{said and f': {said}'}; it must be started again."
+            ) from self._failure
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether a step has failed."""
+        return self._failure is not None
 
     @property
     def has_work(self) -> bool:

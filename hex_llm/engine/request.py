@@ -1,9 +1,11 @@
 """A request: what was asked for, and how far it has come."""
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from hex_llm.engine.sampling import SamplingParams
 
 
 class FinishReason(enum.StrEnum):
@@ -11,44 +13,6 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"  # max_tokens, or the context is full
     ABORT = "abort"  # the client went away
     ERROR = "error"  # the model produced no usable number
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How the next token is chosen and when to stop. Names and meanings are vLLM's."""
-
-    n: int = 1
-    temperature: float = 1.0  # 0 is greedy
-    top_p: float = 1.0
-    top_k: int = 0  # 0 or -1: all; 1 is greedy, whatever the temperature
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    bad_words: tuple[str, ...] = ()
-    min_tokens: int = 0
-    max_tokens: int | None = 16  # None: as far as the context allows
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    seed: int | None = None
-    logprobs: int | None = None  # how many alternatives, 0: only the token's own
-    prompt_logprobs: int | None = None
-
-    def __post_init__(self) -> None:
-        # A single string or a list is as good as a tuple; what is kept can be neither changed nor misread.
-        for name in ("stop", "bad_words"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value or ()))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0 or self.top_k == 1
 
 
 class TokenLogprobs(NamedTuple):

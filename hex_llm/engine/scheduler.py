@@ -90,7 +90,7 @@ class Scheduler:
                 # The prefix may be what is broken: nobody else shall meet it.
                 self.pool.forget(request.keys)
                 self.finish(request, FinishReason.ERROR)
-                outputs.append(Output(request.id, (), finish_reason=request.finish_reason))
+                outputs.append(Output(request.id, (), None, request.finish_reason, request.num_cached))
                 continue
             if request.slot >= 0 and self.limits.prefix_caching:
                 self._remember(piece)

@@ -54,7 +54,7 @@ class PendingStep(Protocol):
     """A step on its way through the device."""
 
     def read(self) -> StepResult:
-        """Waits for the step to end."""
+        """Waits for the step to end. Interrupted, it can be called again."""
         ...
 
 

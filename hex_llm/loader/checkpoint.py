@@ -15,8 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from hex_llm.errors import CheckpointError
-from hex_llm.loader.config_json import decode_json, read_json
-from hex_llm.loader.source import impostor
+from hex_llm.model_files import decode_json, impostor, read_json
 
 _INDEX = "model.safetensors.index.json"
 _LONGEST_HEADER = 100_000_000

@@ -1,13 +1,11 @@
 """config.json, read once into a typed value."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from hex_llm.errors import CheckpointError
-from hex_llm.loader.source import impostor
+from hex_llm.model_files import read_json
 from hex_llm.models.arch import Arch
 from hex_llm.models.fields import Fields
 from hex_llm.models.registry import FAMILIES
@@ -57,33 +55,3 @@ def _dtype(fields: Fields) -> str | None:
                 raise fields.refuse(name, f"is {dtype[:60]!r}, not one of {', '.join(_DTYPES)}")
             return dtype
     return None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from one of the model's files."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing.") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
-    if what := impostor(content[:100]):
-        raise CheckpointError(f"{path} is {what}.")
-    return decode_json(content, str(path))
-
-
-def decode_json(content: bytes, source: str, **hooks: Any) -> dict[str, Any]:
-    """A JSON object from bytes, of which nothing is trusted."""
-    try:
-        values = json.loads(content.decode(), parse_constant=_refuse_constant, **hooks)
-    except RecursionError:
-        raise CheckpointError(f"{source} is not usable JSON: it is nested too deeply.") from None
-    except ValueError as error:  # also text that is not UTF-8, and integers of thousands of digits
-        raise CheckpointError(f"{source} is not valid JSON: {str(error)[:200]}.") from None
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{source} is not a JSON object.")
-    return values
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")

@@ -20,13 +20,3 @@ def locate(model: str) -> Path:
     raise ConfigError(
         f"--model={model} is not a folder on this machine, and this version reads models from folders only."
     )
-
-
-def impostor(head: bytes) -> str | None:
-    """What a file that starts with `head` really is, if it is one of the things that downloads leave behind."""
-    start = head.lstrip().lower()
-    if start.startswith(b"version https://git-lfs"):
-        return "a Git LFS pointer, not the file itself: fetch it with `git lfs pull`"
-    if start.startswith((b"<!doctype", b"<html", b"<?xml")):
-        return "a web page, not the file itself: the download went to an error or a login page"
-    return None

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hex_llm.engine.sampling import MAX_BAD_WORD_TOKENS
 from hex_llm.runner.buckets import Bucket, Variant
 
 # The columns of the field `sampling`. Floats travel as their bits.
@@ -21,9 +22,7 @@ COLUMNS = FLOAT_COLUMNS + INT_COLUMNS
 SAMPLES = 1  # the sampled token is kept
 HAS_RULES = 2  # what the state says of the slot is about this request, not about one before it
 
-MAX_LOGPROBS = 20
-MAX_RULES = 1024  # see logits.Rules
-MAX_RULE_PREFIX = 7  # a bad word's tokens before its last
+MAX_RULE_PREFIX = MAX_BAD_WORD_TOKENS - 1  # a bad word's tokens before its last
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ import numpy as np
 from jax import Array
 
 from hex_llm.engine.request import Request
+from hex_llm.engine.sampling import MAX_RULES
 from hex_llm.pytree import pytree
-from hex_llm.runner.layout import MAX_RULE_PREFIX, MAX_RULES, Shapes
+from hex_llm.runner.layout import MAX_RULE_PREFIX, Shapes
 
 FOREVER = np.iinfo(np.int32).max
 

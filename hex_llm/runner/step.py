@@ -8,12 +8,13 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
+from hex_llm.engine.sampling import MAX_LOGPROBS
 from hex_llm.kernels.batch import Batch
 from hex_llm.models import decoder
 from hex_llm.models.arch import Arch
 from hex_llm.pytree import pytree
 from hex_llm.runner.buckets import Variant
-from hex_llm.runner.layout import COLUMNS, FLOAT_COLUMNS, HAS_RULES, MAX_LOGPROBS, SAMPLES, Layout
+from hex_llm.runner.layout import COLUMNS, FLOAT_COLUMNS, HAS_RULES, SAMPLES, Layout
 from hex_llm.runner.logits import Penalties, Rules, apply_rules, finite_rows, penalize
 from hex_llm.runner.logprobs import token_logprobs
 from hex_llm.runner.sampler import SamplingRows, sample

@@ -4,6 +4,7 @@ transformers reads the files; it is imported when a tokenizer is loaded, for it 
 """
 
 import enum
+import importlib.util
 import json
 import logging
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hex_llm.errors import CheckpointError, ConfigError, RequestError
+from hex_llm.model_files import find_json, impostor
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -28,6 +30,8 @@ _VOCABULARY_FILES = (
     "vocab.txt",
 )
 _SMALL_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+# What transformers reads a SentencePiece model with.
+_SENTENCEPIECE = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}
 
 
 class Joining(enum.Enum):
@@ -86,27 +90,24 @@ class Tokenizer:
     ) -> "Tokenizer":
         """The tokenizer in `folder`; end tokens and sampling defaults are those of the model in `model_folder`."""
         model_folder = model_folder or folder
-        config = _read_json(model_folder / "config.json")
-        generation = _read_json(model_folder / "generation_config.json")
+        config_path, generation_path = model_folder / "config.json", model_folder / "generation_config.json"
+        config, generation = find_json(config_path) or {}, find_json(generation_path) or {}
         source = _load_source(folder, mode)
         text_config = config.get("text_config") or {}
+        if not isinstance(text_config, dict):
+            raise CheckpointError(f"{config_path}: text_config is a {type(text_config).__name__}, not an object.")
         eos_ids = [
-            *_token_ids(config, "eos_token_id", model_folder / "config.json"),
-            *_token_ids(text_config, "eos_token_id", model_folder / "config.json"),
-            *_token_ids(generation, "eos_token_id", model_folder / "generation_config.json"),
+            *_token_ids(config, "eos_token_id", config_path),
+            *_token_ids(text_config, "eos_token_id", config_path),
+            *_token_ids(generation, "eos_token_id", generation_path),
         ]
-        defaults = _generation_defaults(generation, model_folder / "generation_config.json")
-        return cls(source, eos_ids=eos_ids, defaults=defaults)
+        return cls(source, eos_ids=eos_ids, defaults=_generation_defaults(generation, generation_path))
 
     @property
     def chat_template(self) -> str | None:
         """The model's template; of several, the one named default."""
         template = self._source.chat_template
         return template.get("default") if isinstance(template, dict) else template
-
-    @property
-    def is_fast(self) -> bool:
-        return self._rust is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         try:
@@ -152,10 +153,6 @@ class Tokenizer:
         if self._rust is not None:
             return self._rust.id_to_token(id)
         return self._source.convert_ids_to_tokens(id) if id < self.vocab_size else None
-
-    def token_text(self, id: int) -> str:
-        """What one token reads as in the middle of a text, for lists of log-probabilities."""
-        return self.token_bytes(id).decode(errors="replace")
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes a token stands for in the middle of a text, which need not be whole characters."""
@@ -258,7 +255,8 @@ def _load_source(folder: Path, mode: Literal["auto", "slow"]) -> Any:
             f"{folder} holds no tokenizer: there is no tokenizer.json, nor any of {', '.join(_VOCABULARY_FILES[1:])}."
         )
     for name in _SMALL_FILES:
-        _read_json(folder / name)
+        find_json(folder / name)
+    _check_vocabulary(folder / present[0])
 
     logger = logging.getLogger("transformers")
     logger.addFilter(_is_not_about_torch)
@@ -280,21 +278,32 @@ def _load_source(folder: Path, mode: Literal["auto", "slow"]) -> Any:
     return source
 
 
+def _check_vocabulary(path: Path) -> None:
+    """Says of a file that transformers cannot read what would help; transformers' own words may mislead."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(100)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
+    if what := impostor(head):
+        raise CheckpointError(f"{path} is {what}.")
+    missing = [package for package, module in _SENTENCEPIECE.items() if not _installed(module)]
+    if path.suffix == ".model" and missing:
+        raise CheckpointError(
+            f"{path.parent} has {path.name} but no tokenizer.json, which is needed: put one there, or"
+            f" `pip install {' '.join(missing)}` to have it made from {path.name}."
+        )
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it is in
+        return False
+
+
 def _is_not_about_torch(record: logging.LogRecord) -> bool:
     return "PyTorch was not found" not in record.getMessage()
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; an empty one where there is no such file."""
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds a {type(value).__name__}, not an object.")
-    return value
 
 
 def _token_ids(values: dict[str, Any], name: str, path: Path) -> list[int]:

@@ -7,10 +7,12 @@ that is right gives the very same output as any other.
 
 Like the device it runs behind: what a step needs is taken from the requests when it is dispatched, and with
 `lazy=True` nothing is computed before a step is read. Memory that a step under way may still touch is guarded.
+It fails where a test wants it to: `fault(where)` is called in "dispatch", in "read", and in "read end", when all that
+a read does has been done, and may raise.
 """
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,9 +89,13 @@ class FakeStep:
         self.result: StepResult | None = None
 
     def read(self) -> StepResult:
+        self.runner.fault("read")
+        if self.result is None:
+            self.result = self.runner.execute(self.rows)
+        self.runner.fault("read end")
         assert self.runner.unread[0] is self, "steps are read in the order of their dispatch"
         self.runner.unread.pop(0)
-        return self.result or self.runner.execute(self.rows)
+        return self.result
 
 
 class FakeRunner:
@@ -99,6 +105,7 @@ class FakeRunner:
         self.unread: list[FakeStep] = []
         self.steps: list[list[tuple[str, int, int]]] = []  # (request, start, length) of all there ever were
         self.num_tokens = 0  # computed so far
+        self.fault: Callable[[str], None] = lambda where: None
         self.poison: dict[str, int] = {}  # request -> the token of its output that comes out as NaN
         # The device's memory, touched by `execute` alone.
         pages = -(-limits.max_model_len // limits.block_size)
@@ -110,6 +117,7 @@ class FakeRunner:
 
     def dispatch(self, step: Sequence[Slice]) -> FakeStep:
         self.check(step)
+        self.fault("dispatch")
         touched, written, rows = set(), set(), []
         for piece in step:
             request, size = piece.request, self.limits.block_size

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from hex_llm.engine.admission import new_request, resolve_max_output
@@ -9,6 +10,8 @@ from hex_llm.engine.request import SamplingParams
 from hex_llm.engine.sampling import fold_seed
 from hex_llm.errors import ConfigError, ContextTooLong, RequestError
 from tests.engine.fakes import VOCAB, make_engine, make_limits, make_request
+
+SAMPLING = SamplingParams()
 
 
 def refusal(**sampling) -> tuple[str, str | None]:
@@ -42,11 +45,30 @@ def refusal(**sampling) -> tuple[str, str | None]:
         ("seed", 2**63),
         ("logprobs", 21),
         ("prompt_logprobs", -1),
+        ("ignore_eos", "no"),
+        ("skip_special_tokens", 1),
+        ("stop", 5),
+        ("stop", 0),
+        ("stop", b"a"),
+        ("bad_words", {"a": 1}),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", "5"),
+        ("logit_bias", [1]),
+        ("logit_bias", 0),
     ],
 )
-def test_a_number_out_of_range_is_refused_with_its_name_and_value(name, value):
+def test_a_value_of_another_kind_or_out_of_range_is_refused_by_name_and_value(name, value):
     message, param = refusal(**{name: value})
     assert message.startswith(f"{name}={value!r} must be ")
+    assert param == name
+
+
+@pytest.mark.parametrize("name", ["temperature", "repetition_penalty", "top_k", "max_tokens", "seed"])
+def test_a_number_beyond_all_others_is_refused_in_a_short_message(name):
+    message, param = refusal(**{name: 2 * 10**400})
+    assert message.startswith(f"{name}=20000000000")
+    assert "... (401 characters) must be a" in message
+    assert refusal(**{name: 10**5000})[0].startswith(f"{name}=a number of thousands of digits must be a")
     assert param == name
 
 
@@ -54,6 +76,9 @@ def test_a_number_out_of_range_is_refused_with_its_name_and_value(name, value):
     "sampling",
     [
         {"temperature": 0},
+        {"temperature": 10**300},
+        {"stop": None, "bad_words": None, "stop_token_ids": None, "logit_bias": None},
+        {"stop_token_ids": np.array([3, 4]).tolist()},
         {"temperature": 100.0},
         {"top_p": 1},
         {"top_k": -1},
@@ -77,10 +102,12 @@ def test_what_is_at_the_limit_is_accepted(sampling):
     [
         ({"stop": ["a"] * 17}, "stop has 17 entries; it may have 16."),
         ({"stop": [""]}, "stop has the entry ''; each must be a string of 1 to 1024 characters."),
-        ({"stop": ["a" * 1025]}, "stop has the entry one of 1027 characters; each must be"),
+        ({"stop": ["a" * 1025]}, "... (1027 characters); each must be a string of 1 to 1024"),
         ({"stop": [7]}, "stop has the entry 7; each must be a string"),
         ({"bad_words": [""]}, "bad_words has the entry ''; each must be a string"),
         ({"stop_token_ids": [40]}, "stop_token_ids has the token 40; tokens of this model go from 0 to 39."),
+        ({"stop_token_ids": [[1]]}, "stop_token_ids has the token [1]; tokens of this model go from 0 to 39."),
+        ({"stop_token_ids": [10**5000]}, "stop_token_ids has the token a number of thousands of digits;"),
         ({"stop_token_ids": [1] * 1025}, "stop_token_ids has 1025 entries; it may have 1024."),
         ({"logit_bias": {-1: 1.0}}, "logit_bias has the token -1; tokens of this model go from 0 to 39."),
         ({"logit_bias": {"1": 1.0}}, "logit_bias has the token '1'; tokens of this model"),
@@ -151,11 +178,43 @@ def _with_prompt(prompt):
     return request
 
 
-@pytest.mark.parametrize("prompt", [["a"], [1.5], [[1]], [True, False]])
-def test_the_engine_refuses_a_prompt_that_is_not_tokens(prompt):
+@pytest.mark.parametrize(
+    "prompt", [["a"], [1.5], [[1]], [True, False], [1, [2]], [[1], [2, 3]], [2**70], 5, None, "text"]
+)
+def test_a_prompt_that_is_not_tokens_is_refused_by_its_value(prompt):
     engine, _ = make_engine()
-    with pytest.raises(RequestError, match="a list of whole numbers"):
-        engine.add(_with_prompt(prompt))
+    for make in (lambda: engine.add(_with_prompt(prompt)), lambda: new_request("r", prompt, SAMPLING, make_limits())):
+        with pytest.raises(RequestError, match="a list of whole numbers") as refused:
+            make()
+        assert repr(prompt) in str(refused.value)
+        assert refused.value.param == "prompt"
+
+
+def test_tokens_of_numpy_become_plain_numbers():
+    prompt = new_request("r", np.array([1, 2], np.uint8), SAMPLING, make_limits()).prompt  # pyright: ignore[reportArgumentType]
+    assert prompt == [1, 2]
+    assert {type(token) for token in prompt} == {int}
+
+
+def test_without_max_tokens_an_answer_may_go_as_far_as_the_context_allows():
+    assert SAMPLING.max_tokens is None
+    for length in (1, 60, 63):
+        assert new_request("r", [1] * length, SAMPLING, make_limits()).max_output == 64 - length
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"logit_bias": {50: 1.0}}, "logit_bias has the token 50"),
+        ({"stop_token_ids": [50]}, "stop_token_ids has the token 50"),
+        ({"min_tokens": 1, "max_tokens": 65}, "together 66; the context is 64"),
+    ],
+)
+def test_the_engine_refuses_what_was_made_for_a_larger_one(changes, message):
+    engine, _ = make_engine()
+    with pytest.raises(RequestError, match=message):
+        engine.add(make_request([1], **changes))
+    assert not engine.has_work
 
 
 def test_the_engine_refuses_what_can_never_fit_and_an_id_in_use():

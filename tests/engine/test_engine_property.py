@@ -5,9 +5,12 @@ import random
 import pytest
 
 from hex_llm.engine.request import FinishReason
+from hex_llm.errors import EngineDead
 from tests.engine.fakes import VOCAB, alone, logprobs_alone, make_engine, make_request
 
 NUM_SETTINGS = 500
+FAULTS = ("dispatch", "read", "read end")
+ERRORS = (RuntimeError("the device\nis gone"), ValueError(), SystemExit(3))
 
 
 def random_engine(rng: random.Random, longest: int):
@@ -48,6 +51,32 @@ def random_requests(rng: random.Random):
     ]
 
 
+def interrupts(rng: random.Random, share: float):
+    """A share of the reads is interrupted, before or after they have done their work."""
+
+    def fault(where: str) -> None:
+        if where.startswith("read") and rng.random() < share:
+            raise KeyboardInterrupt
+
+    return fault
+
+
+def step_in_spite_of_interrupts(engine):
+    while True:
+        try:
+            return engine.step()
+        except KeyboardInterrupt:
+            engine.check()
+            assert not engine.is_dead
+
+
+def step_for_ever(engine):
+    while True:
+        if not engine.has_work:
+            engine.add(make_request([1], 1))
+        engine.step()
+
+
 def same(told, expected, count):
     return [(t.logprob, t.rank, t.top) for t in told] == [(e.logprob, e.rank, e.top[:count]) for e in expected]
 
@@ -57,7 +86,8 @@ def test_every_schedule_gives_the_same_output(setting):
     rng = random.Random(setting)
     requests = random_requests(rng)
     longest = max(len(request.prompt) + request.max_output for request in requests)
-    engine, _ = random_engine(rng, longest)
+    engine, runner = random_engine(rng, longest)
+    runner.fault = interrupts(rng, share=rng.choice([0, 0, 0.05, 0.4]))
     arrivals = sorted((rng.choice([0, 0, rng.randrange(60)]), i) for i in range(len(requests)))
     aborts = {rng.randrange(60): rng.choice(requests) for _ in range(rng.choice([0, 0, 3]))}
     aborted: dict[str, FinishReason] = {}
@@ -68,7 +98,7 @@ def test_every_schedule_gives_the_same_output(setting):
             engine.add(requests[arrivals.pop(0)[1]])
         if step in aborts and engine.abort(aborts[step].id):
             aborted[aborts[step].id] = FinishReason.ABORT
-        for output in engine.step():
+        for output in step_in_spite_of_interrupts(engine):
             assert output.request_id not in aborted
             outputs[output.request_id].append(output)
         engine.check()
@@ -102,3 +132,63 @@ def check_logprobs(request, told, tokens):
         assert first is None
         assert same(rest, of_prompt, count)
         assert all(output.prompt_logprobs is None for output in told[1:])
+
+
+@pytest.mark.parametrize("setting", range(100))
+def test_an_engine_whose_step_fails_says_so_from_then_on(setting):
+    rng = random.Random(setting)
+    requests = random_requests(rng)
+    engine, runner = random_engine(rng, max(len(request.prompt) + request.max_output for request in requests))
+    countdown, where, error = rng.randrange(30), rng.choice(FAULTS), rng.choice(ERRORS)
+
+    def fault(here: str) -> None:
+        nonlocal countdown
+        countdown -= here == where
+        if countdown < 0:
+            raise error
+
+    runner.fault = fault
+    for request in requests:
+        engine.add(request)
+    with pytest.raises(type(error)) as first:
+        step_for_ever(engine)
+    assert first.value is error
+    runner.fault = lambda where: None
+    late = make_request([1])
+    for act in (engine.step, lambda: engine.add(late), engine.step):
+        with pytest.raises(EngineDead, match=f"failed with {type(error).__name__}.*; it must be started again") as dead:
+            act()
+        assert dead.value.__cause__ is error
+        assert "\n" not in str(dead.value)
+    assert engine.is_dead
+    assert not engine.abort(requests[0].id)
+
+
+@pytest.mark.parametrize("max_in_flight", [0, 1, 2])
+def test_an_interrupt_in_the_middle_of_a_dispatch_ends_the_engine(max_in_flight):
+    engine, runner = make_engine(max_in_flight=max_in_flight)
+    engine.add(make_request(range(10)))
+
+    def fault(where: str) -> None:
+        if where == "dispatch":
+            raise KeyboardInterrupt
+
+    runner.fault = fault
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    with pytest.raises(EngineDead, match="failed with KeyboardInterrupt; it"):
+        engine.step()
+
+
+@pytest.mark.parametrize("max_in_flight", [0, 1, 2])
+def test_an_interrupted_read_does_not_let_more_steps_be_under_way(max_in_flight):
+    engine, runner = make_engine(max_in_flight=max_in_flight)
+    request = make_request(range(10), 20)
+    engine.add(request)
+    deepest = 0
+    runner.fault = interrupts(random.Random(0), share=0.5)
+    while engine.has_work:
+        step_in_spite_of_interrupts(engine)
+        deepest = max(deepest, len(runner.unread))
+    assert deepest == max_in_flight
+    assert request.output == alone(request)

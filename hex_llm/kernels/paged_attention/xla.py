@@ -79,13 +79,14 @@ def _decode(q: Array, pages: Array, batch: Batch, score: Callable, first_chunk: 
 
     def tile_body(i: Array, out: Array) -> Array:
         row = i * tile
-        tile_queries = lax.dynamic_slice_in_dim(queries, row, tile)  # R K G H
+        # In float32: for so few queries a head, XLA's CPU backend converts on the way anyway, and slower.
+        tile_queries = lax.dynamic_slice_in_dim(queries, row, tile).astype(jnp.float32)  # R K G H
         tile_table = lax.dynamic_slice_in_dim(table, row, tile)
         lengths = jnp.where(row + jnp.arange(tile) < batch.num_decode, lax.dynamic_slice_in_dim(kv_len, row, tile), 0)
         positions = (lengths - 1)[:, None, None]  # R K Q
 
         def chunk_body(chunk: Array, sums: Softmax) -> Softmax:
-            keys, values = _gather(pages, tile_table, lengths, chunk)  # R K C H
+            keys, values = (x.astype(jnp.float32) for x in _gather(pages, tile_table, lengths, chunk))  # R K C H
             return _add(sums, score(tile_queries, keys, positions, _chunk_positions(chunk)[None, None]), values)
 
         start = first_chunk(jnp.min(jnp.where(lengths > 0, lengths - 1, jnp.iinfo(jnp.int32).max)))
