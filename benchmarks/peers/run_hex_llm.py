@@ -26,6 +26,10 @@ def measure(model: Path, variant: str, batch: int, input_len: int, output_len: i
         command = [sys.executable, "-m", "hex_llm.cli", "bench", "offline", "--model", model, "--json", answer]
         command += ["--dtype", DTYPES[variant], "--batch", str(batch), "--num-prompts", str(batch)]
         command += ["--input-len", str(input_len), "--output-len", str(output_len)]
+        # Made for this shape of work, as the peers' batches are: nothing is padded, and all prompts start together.
+        command += ["--max_model_len", str(input_len + output_len), "--max_decode_seqs", str(batch), "--no-warmup"]
+        command += ["--decode_seqs_padding", "1", "--prefill_len_padding", str(input_len)]
+        command += ["--max_prefill_seqs", str(batch)]
         subprocess.run(command + shlex.split(os.environ.get("HEX_LLM_FLAGS", "")), check=True)
         report = json.loads(answer.read_text())
     if report["output_tokens"] != batch * output_len:
