@@ -68,17 +68,35 @@ def build_runner(config: Config, model: Model) -> tuple[DeviceRunner, Limits]:
     started = time.monotonic()
     _use_compilation_cache(config)
     mesh = make_mesh()
-    arch, weights = model.arch, family(model.arch).weights
-    params = abstract(weights, arch, mesh, model.dtype)
-    buckets = _buckets(config, model)
     load_weights = _weights(config, model, mesh)
+    buckets = _buckets(config, model)
+    compiler, needs = _plan(config, model, mesh, buckets)
+    with compiler.warm_up(buckets) if config.warmup and config.enable_jit else nullcontext():
+        runner = DeviceRunner(load_weights(), buckets, compiler)
+    limits = _limits(config, model, compiler.shapes.num_pages)
+    logger.info(
+        "Ready in %.1f s: %s weights, KV cache of %d tokens (%.2f GiB), room for %.1f sequences of %d tokens.",
+        time.monotonic() - started,
+        _size(needs.weights),
+        limits.kv_tokens,
+        limits.num_blocks * needs.block / 2**30,
+        limits.kv_tokens / model.max_model_len,
+        model.max_model_len,
+    )
+    return runner, limits
 
-    def prepare(num_pages: int) -> tuple[Shapes, Arguments, Compiler]:
+
+def _plan(config: Config, model: Model, mesh: jax.sharding.Mesh, buckets: Buckets) -> tuple[Compiler, Needs]:
+    """How many KV blocks there are, which is a part of every compiled shape, and what the memory goes to."""
+    weights, memory = family(model.arch).weights, Memory.of(mesh.devices.flat[0])
+    params = abstract(weights, model.arch, mesh, model.dtype)
+
+    def compiler_for(num_pages: int) -> Compiler:
         shapes = _shapes(config, model, num_pages)
-        arguments = Arguments.of(params, arch, shapes, model.dtype)
-        return shapes, arguments, Compiler(arch, shapes, arguments, jit=config.enable_jit)
+        arguments = Arguments.of(params, model.arch, shapes, model.dtype)
+        return Compiler(model.arch, shapes, arguments, jit=config.enable_jit)
 
-    def plan(needs: Needs) -> int:
+    def fill(needs: Needs) -> int:
         return plan_blocks(
             memory,
             needs,
@@ -89,35 +107,20 @@ def build_runner(config: Config, model: Model) -> tuple[DeviceRunner, Limits]:
             num_blocks=config.num_blocks,
         )
 
-    _, arguments, _ = prepare(1)
-    memory = Memory.of(mesh.devices.flat[0])
+    one_page = compiler_for(1).arguments
     needs = Needs(
-        weights=bytes_per_device(weights, arch, mesh, model.dtype),
-        state=sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(arguments.state)),
+        weights=bytes_per_device(weights, model.arch, mesh, model.dtype),
+        state=_bytes(one_page.state),
         temporaries=0,
-        block=sum(math.prod(x.shape) * x.dtype.itemsize for x in arguments.kv),
+        block=_bytes(one_page.kv),
     )
-    num_pages = plan(needs)
-    shapes, arguments, compiler = prepare(num_pages)
+    compiler = compiler_for(fill(needs))
     # Where the device's memory is its own, a step that does not fit must show now, warm-up or not.
     if config.enable_jit and (config.warmup or memory.kv_limit is None):
         needs = dataclasses.replace(needs, temporaries=max(map(compiler.temporaries, buckets.largest())))
-        if plan(needs) != num_pages:
-            num_pages = plan(needs)
-            shapes, arguments, compiler = prepare(num_pages)
-    with compiler.warm_up(buckets) if config.warmup and config.enable_jit else nullcontext():
-        runner = DeviceRunner(load_weights(), arguments, shapes, buckets, compiler)
-    limits = _limits(config, model, num_pages)
-    logger.info(
-        "Ready in %.1f s: %s weights, KV cache of %d tokens (%.2f GiB), room for %.1f sequences of %d tokens.",
-        time.monotonic() - started,
-        _size(needs.weights),
-        limits.kv_tokens,
-        num_pages * needs.block / 2**30,
-        limits.kv_tokens / model.max_model_len,
-        model.max_model_len,
-    )
-    return runner, limits
+        if fill(needs) != compiler.shapes.num_pages:
+            compiler = compiler_for(fill(needs))
+    return compiler, needs
 
 
 def _weights(config: Config, model: Model, mesh: jax.sharding.Mesh) -> Callable[[], Any]:
@@ -205,6 +208,10 @@ def _limits(config: Config, model: Model, num_pages: int) -> Limits:
 
 def _padded(size: int, padding: int) -> int:
     return -(-size // padding) * padding
+
+
+def _bytes(tree: Any) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def _size(num_bytes: int) -> str:

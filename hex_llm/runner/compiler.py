@@ -43,9 +43,9 @@ class Compiler:
     """Gives the function that runs a bucket, compiled; or as it is, where `jit` is off."""
 
     def __init__(self, arch: Arch, shapes: Shapes, arguments: Arguments, *, jit: bool = True):
-        self._arch = arch
-        self._shapes = shapes
-        self._arguments = arguments
+        self.arch = arch
+        self.shapes = shapes
+        self.arguments = arguments
         self._jit = jit
         self._steps: dict[Bucket, Callable] = {}
         self._admit: Callable | None = None
@@ -65,8 +65,8 @@ class Compiler:
 
     def lower(self, bucket: Bucket) -> Any:
         function = jax.jit(self._function(bucket), donate_argnums=(1, 2))
-        blob = jax.ShapeDtypeStruct((Layout(bucket, self._shapes).size,), jnp.int32)
-        return function.lower(self._arguments.params, self._arguments.kv, self._arguments.state, blob)
+        blob = jax.ShapeDtypeStruct((Layout(bucket, self.shapes).size,), jnp.int32)
+        return function.lower(self.arguments.params, self.arguments.kv, self.arguments.state, blob)
 
     def temporaries(self, bucket: Bucket) -> int:
         """Bytes that a step takes beside its arguments and results."""
@@ -94,11 +94,11 @@ class Compiler:
         logger.info("Compiled %d steps in %.1f s.", len(steps), time.monotonic() - started)
 
     def _function(self, bucket: Bucket) -> Callable:
-        return partial(step, arch=self._arch, layout=Layout(bucket, self._shapes))
+        return partial(step, arch=self.arch, layout=Layout(bucket, self.shapes))
 
     def _lower_admit(self) -> Any:
-        packed = jax.ShapeDtypeStruct((packed_admission_size(self._shapes),), jnp.int32)
-        return jax.jit(admit, donate_argnums=0).lower(self._arguments.state, packed)
+        packed = jax.ShapeDtypeStruct((packed_admission_size(self.shapes),), jnp.int32)
+        return jax.jit(admit, donate_argnums=0).lower(self.arguments.state, packed)
 
 
 def _uncompiled(function: Callable) -> Callable:

@@ -10,8 +10,7 @@ from jax import Array
 
 from hex_llm.engine.step import Logprobs, Slice, StepResult
 from hex_llm.runner.buckets import Buckets
-from hex_llm.runner.compiler import Arguments, Compiler
-from hex_llm.runner.layout import Shapes
+from hex_llm.runner.compiler import Compiler
 from hex_llm.runner.pack import Packer, wants_prompt_logprobs
 from hex_llm.runner.state import empty_state, needs_full, pack_admission
 from hex_llm.runner.step import StepOutput
@@ -21,13 +20,13 @@ class DeviceRunner:
     """Runs steps in the order they come. The KV cache and the state of the slots live on the device, and each step
     takes them over from the one before (they are donated), so that nothing is copied."""
 
-    def __init__(self, params: Any, arguments: Arguments, shapes: Shapes, buckets: Buckets, compiler: Compiler):
+    def __init__(self, params: Any, buckets: Buckets, compiler: Compiler):
         self._params = params
-        self._shapes = shapes
+        self._shapes = compiler.shapes
         self._compiler = compiler
-        self._packer = Packer(shapes, buckets)
-        self._kv: tuple[Array, ...] = tuple(jnp.zeros(page.shape, page.dtype) for page in arguments.kv)
-        self._state = empty_state(shapes)
+        self._packer = Packer(compiler.shapes, buckets)
+        self._kv: tuple[Array, ...] = tuple(jnp.zeros(page.shape, page.dtype) for page in compiler.arguments.kv)
+        self._state = empty_state(compiler.shapes)
 
     def dispatch(self, step: Sequence[Slice]) -> "PendingOutput":
         for piece in step:

@@ -40,7 +40,7 @@ def plain_logits(engine, sequence: list[int]) -> np.ndarray:
     runner = engine._runner
     padded = np.zeros(SMALL["max_model_len"], np.int32)
     padded[: len(sequence)] = sequence
-    return np.asarray(_plain(runner._params, runner._compiler._arch, padded, len(sequence)))[: len(sequence)]
+    return np.asarray(_plain(runner._params, runner._compiler.arch, padded, len(sequence)))[: len(sequence)]
 
 
 @partial(jax.jit, static_argnums=1)
