@@ -42,9 +42,11 @@ class Recorder:
 def llm(loaded, monkeypatch):
     recorder = Recorder(loaded)
     monkeypatch.setattr(chat_cli, "LLM", lambda config: recorder)
+    # A shell that runs the tests in the background has SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield recorder
     assert not loaded.engine.has_work
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 
 
 @pytest.fixture
