@@ -9,7 +9,7 @@ from rich.console import Console
 
 from hex_llm.config import config_parser, parse_config
 from hex_llm.engine.request import SamplingParams
-from hex_llm.errors import NumericalError, RequestError
+from hex_llm.errors import ConfigError, NumericalError, RequestError
 from hex_llm.llm import LLM
 
 HELP = (
@@ -26,13 +26,19 @@ def main(argv: Sequence[str]) -> int | None:
     chat.add_argument("--message", help="Ask this, print the answer and leave.")
     chat.add_argument("--system", help="What the model is told before the conversation.")
     chat.add_argument("--temperature", type=float, help="0 always takes the likeliest token.")
-    chat.add_argument("--top_p", type=float)
-    chat.add_argument("--top_k", type=int)
-    chat.add_argument("--max_tokens", type=int, help="Most tokens of an answer.")
+    chat.add_argument("--top_p", type=float, help="Likeliest tokens that make up this share.")
+    chat.add_argument("--top_k", type=int, help="This many likeliest tokens; 1 always takes the likeliest.")
+    chat.add_argument(
+        "--max_tokens", type=int, help="Most tokens of an answer. Without it, as many as the context has room for."
+    )
     config, arguments = parse_config(parser, argv)
-    llm = LLM(config=config)
     names = ("temperature", "top_p", "top_k", "max_tokens")
     chosen = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    try:
+        SamplingParams(**chosen)  # refused before the model is loaded
+    except RequestError as error:
+        raise ConfigError(f"--{error}") from None
+    llm = LLM(config=config)
     sampling = llm.default_sampling(**chosen)
     start = [{"role": "system", "content": arguments.system}] if arguments.system else []
     if arguments.message is None:
@@ -53,6 +59,9 @@ def _converse(llm: LLM, start: list[dict[str, str]], sampling: SamplingParams) -
         except EOFError:
             console.print()
             return
+        except KeyboardInterrupt:  # there is no answer to break off: a new line, as in any shell
+            console.print()
+            continue
         if text == "/exit":
             return
         if text == "/clear":

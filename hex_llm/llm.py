@@ -1,6 +1,7 @@
 """The engine without a server: prompts in, texts out."""
 
 import itertools
+import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from hex_llm import log
 from hex_llm.build import build_engine, find_model
 from hex_llm.config import Config
 from hex_llm.engine.admission import new_request
@@ -119,6 +121,7 @@ class LLM:
                 "A config holds all settings; given with it, "
                 f"{', '.join(f'{name}={value!r}' for name, value in given.items())} would be ignored."
             )
+        log.configure_if_nobody_did()
         self.config = config or Config(model=model, **flags)
         found = find_model(self.config)
         tokenizer = locate(self.config.tokenizer) if self.config.tokenizer else found.folder
@@ -143,17 +146,19 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = True,
     ) -> list[Result]:
         """The answers to prompts, each a text or a list of tokens, in their order."""
         several = _several(prompts)
-        samplings = self._one_each(sampling, len(several))
+        samplings = self._one_each(sampling_params, len(several))
         groups = [self._answers(prompt, each) for prompt, each in zip(several, samplings, strict=True)]
         answers = [answer for group in groups for answer in group]
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        bar = Progress(*columns, console=Console(stderr=True), disable=not progress, transient=True)
+        bar = Progress(
+            *columns, console=Console(stderr=True), disable=not (progress and sys.stderr.isatty()), transient=True
+        )
         with bar, self._serving(answers):
             task = bar.add_task("Generating", total=len(answers))
             left = {answer.request.id for answer in answers}
@@ -166,7 +171,7 @@ class LLM:
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = True,
     ) -> list[Result]:
@@ -174,7 +179,7 @@ class LLM:
         one = not messages or isinstance(messages[0], Mapping)
         conversations: Any = [messages] if one else messages
         prompts = [encode_chat(self.tokenizer, conversation) for conversation in conversations]
-        return self.generate(prompts, sampling, progress=progress)
+        return self.generate(prompts, sampling_params, progress=progress)
 
     def stream_chat(
         self, messages: Sequence[Message], sampling: SamplingParams | None = None

@@ -19,6 +19,12 @@ def configure() -> None:
     logger.handlers = [handler]
 
 
+def configure_if_nobody_did() -> None:
+    """For a program that uses the package as a library and has said nothing about logging."""
+    if not logging.getLogger("hex_llm").handlers and not logging.getLogger().handlers:
+        configure()
+
+
 def _level() -> int:
     name = os.environ.get("HEX_LLM_LOG_LEVEL", "INFO")
     levels = logging.getLevelNamesMapping()

@@ -1,12 +1,15 @@
 """`hex-llm bench offline`: how fast the engine is, without a server in front."""
 
+import importlib.metadata
 import json
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import jax
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
@@ -37,10 +40,19 @@ class Measurement:
 def main(argv: Sequence[str]) -> None:
     parser = config_parser("hex-llm bench offline", "Measure the engine without a server.")
     bench = parser.add_argument_group("Benchmark")
-    bench.add_argument("--input-len", type=int, default=128, help="Tokens of each prompt.")
-    bench.add_argument("--output-len", type=int, default=128, help="Tokens of each answer; end tokens are ignored.")
-    bench.add_argument("--num-prompts", type=int, default=16, help="Requests in all.")
-    bench.add_argument("--batch", type=int, default=16, help="Requests at once; the next ones wait for these.")
+    bench.add_argument("--input-len", type=int, default=128, help="Tokens of each prompt; 128 by default.")
+    bench.add_argument(
+        "--output-len", type=int, default=128, help="Tokens of each answer, end tokens ignored; 128 by default."
+    )
+    bench.add_argument(
+        "--num-prompts",
+        type=int,
+        default=16,
+        help="Requests in all, after a first round that is not measured; 16 by default.",
+    )
+    bench.add_argument(
+        "--batch", type=int, default=16, help="Requests at once, 16 by default; the next ones wait for these."
+    )
     bench.add_argument("--json", type=Path, help="Also write the result to this file.")
     config, arguments = parse_config(parser, argv)
     for name in ("input_len", "output_len", "num_prompts", "batch"):
@@ -65,12 +77,14 @@ def main(argv: Sequence[str]) -> None:
     ready = time.monotonic() - started
     sizes = [min(arguments.batch, arguments.num_prompts - i) for i in range(0, arguments.num_prompts, arguments.batch)]
     measure(engine, sizes[0], arguments.input_len, min(4, arguments.output_len), seed=0)  # first runs fill caches
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         rounds = [
             measure(engine, size, arguments.input_len, arguments.output_len, seed=seed)
             for seed, size in bar.track(list(enumerate(sizes, 1)), description="Measuring")
         ]
-    report = summary(rounds) | {"ready_s": ready, "rounds": [asdict(each) for each in rounds]} | _facts(model)
+    asked = {name: getattr(arguments, name) for name in ("input_len", "output_len", "batch")}
+    measured = {"ready_s": ready, "rounds": [asdict(each) for each in rounds]}
+    report = summary(rounds) | measured | asked | {"arguments": list(argv)} | _facts(model)
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
     Console().print(_table(report))
@@ -123,7 +137,12 @@ def summary(rounds: Sequence[Measurement]) -> dict[str, float]:
 
 
 def _facts(model: Model) -> dict[str, str]:
-    return {"model": model.folder.name, "dtype": str(model.dtype)}
+    return {
+        "model": model.folder.name,
+        "dtype": str(model.dtype),
+        "device": jax.devices()[0].device_kind,
+        "version": importlib.metadata.version("hex-llm"),
+    }
 
 
 def _table(report: dict) -> Table:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -84,7 +85,9 @@ class Compiler:
             admission = pool.submit(self._lower_admit().compile)
             yield
             columns = (TextColumn("Compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            with Progress(*columns, transient=True, console=Console(stderr=True)) as progress:
+            with Progress(
+                *columns, transient=True, console=Console(stderr=True), disable=not sys.stderr.isatty()
+            ) as progress:
                 for bucket, future in progress.track(steps.items(), total=len(steps)):
                     self._steps[bucket] = future.result()
             self._admit = admission.result()
