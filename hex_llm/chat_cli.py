@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from rich.console import Console
 
 from hex_llm.config import config_parser, parse_config
-from hex_llm.engine.request import SamplingParams
+from hex_llm.engine.request import FinishReason, SamplingParams
 from hex_llm.errors import ConfigError, NumericalError, RequestError
 from hex_llm.llm import LLM
 
@@ -81,22 +81,24 @@ def _converse(llm: LLM, start: list[dict[str, str]], sampling: SamplingParams) -
 
 def _answer(llm: LLM, messages: list[dict[str, str]], sampling: SamplingParams) -> str | None:
     """Prints the answer as it comes, and returns it; None where it was broken off."""
-    answer = ""
-    finished = False
+    answer, finished, reason = "", False, None
     with _interruptible() as interrupted, closing(llm.stream_chat(messages, sampling)) as pieces:
         try:
-            for piece in pieces:
+            while not interrupted():
+                try:
+                    piece = next(pieces)
+                except StopIteration as end:
+                    finished, reason = True, end.value
+                    break
                 sys.stdout.write(piece)
                 sys.stdout.flush()
                 answer += piece
-                if interrupted():
-                    break
-            else:
-                finished = True
         finally:
             if answer or finished:
                 sys.stdout.write("\n")
-        return answer if finished else None
+    if reason == FinishReason.LENGTH:
+        sys.stderr.write("[The answer ends here because of --max_tokens or the end of the context.]\n")
+    return answer if finished else None
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hex_llm.errors import ConfigError
-from hex_llm.flags import FlagParser, flag, flags_of, markdown_tables
+from hex_llm.flags import FlagParser, flag, flags_of, markdown_tables, named
 
 _model = partial(flag, "Model")
 _engine = partial(flag, "Inference engine")
@@ -234,6 +234,11 @@ class Config:
     def from_args(cls, argv: Sequence[str]) -> "Config":
         """The settings that the words of a command line give."""
         return parse_config(config_parser("hex-llm", "Settings of hex-llm."), argv)[0]
+
+    @classmethod
+    def from_keywords(cls, **given: Any) -> "Config":
+        """The settings that keywords give, under any spelling that the command line knows."""
+        return cls(**named(flags_of(cls), given))
 
 
 def config_parser(prog: str, description: str, **defaults: Any) -> FlagParser:

@@ -10,7 +10,7 @@ import difflib
 import functools
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 from hex_llm.errors import ConfigError
@@ -209,6 +209,20 @@ class FlagParser(argparse.ArgumentParser):
 
 def _underscored(name: str) -> str:
     return name.removeprefix("--").replace("-", "_")
+
+
+def named(flags: Iterable[Flag], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords by the names of their flags, whichever spelling they came in."""
+    names = {_underscored(spelling): flag.name for flag in flags for spelling in (flag.name, *flag.aliases)}
+    result: dict[str, Any] = {}
+    for keyword, value in given.items():
+        if keyword not in names:
+            close = difflib.get_close_matches(keyword, names, n=1)
+            raise ConfigError(f"There is no setting {keyword}" + (f"; did you mean {close[0]}?" if close else "."))
+        if names[keyword] in result:
+            raise ConfigError(f"{keyword}={value!r} names the setting {names[keyword]}, which is given already.")
+        result[names[keyword]] = value
+    return result
 
 
 def _unknown(word: str, spellings: Mapping[str, str], retired: Mapping[str, str]) -> str:

@@ -122,7 +122,7 @@ class LLM:
                 f"{', '.join(f'{name}={value!r}' for name, value in given.items())} would be ignored."
             )
         log.configure_if_nobody_did()
-        self.config = config or Config(model=model, **flags)
+        self.config = config or Config.from_keywords(model=model, **flags)
         found = find_model(self.config)
         tokenizer = locate(self.config.tokenizer) if self.config.tokenizer else found.folder
         self.tokenizer = Tokenizer.load(tokenizer, mode=self.config.tokenizer_mode, model_folder=found.folder)
@@ -183,9 +183,9 @@ class LLM:
 
     def stream_chat(
         self, messages: Sequence[Message], sampling: SamplingParams | None = None
-    ) -> Generator[str, None, None]:
-        """The answer to one conversation, piece by piece. Leaving the loop early ends the request. NumericalError
-        where the model breaks down.
+    ) -> Generator[str, None, FinishReason]:
+        """The answer to one conversation, piece by piece, and at last why it ended. Leaving the loop early ends the
+        request. NumericalError where the model breaks down.
         """
         sampling = sampling or self.default_sampling()
         if sampling.n != 1:
@@ -200,6 +200,8 @@ class LLM:
                     self._step()
         if answer.completion.error:
             raise NumericalError(answer.completion.error)
+        assert answer.completion.finish_reason is not None, "it has ended"
+        return answer.completion.finish_reason
 
     def _one_each(self, sampling: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if sampling is None or isinstance(sampling, SamplingParams):

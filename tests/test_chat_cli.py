@@ -99,7 +99,7 @@ def test_a_conversation_that_outgrows_the_context_says_so_and_goes_on(llm, chat)
     assert second[-1] == ("user", "x" * 200)
     assert third == [*first, ("assistant", answer_to(llm, *first)), ("user", "two")]
     assert fourth == [("user", "three")]
-    (line,) = (line for line in err.splitlines() if "context" in line)
+    (line,) = (line for line in err.splitlines() if "the context is" in line)
     assert "the context is 96 tokens" in line
     assert line.endswith("/clear starts afresh.")
     assert out == "".join(f"{answer_to(llm, *asked)}\n" for asked in (first, third, fourth))
@@ -178,3 +178,10 @@ def test_a_model_that_breaks_down_is_one_line_and_the_conversation_goes_on(llm, 
 def test_a_model_that_breaks_down_on_a_message_exits_with_1(llm, chat, monkeypatch):
     stub(monkeypatch, llm, "some", NumericalError("No usable number."))
     assert chat(arguments=["--message=hi"]) == (1, "some\n", "hex-llm: No usable number.\n")
+
+
+def test_an_answer_that_was_cut_off_is_said_to_be(llm, chat):
+    code, out, error = chat(arguments=["--message=hi", "--max_tokens=3"])
+    assert code == 0
+    assert "The answer ends here because of --max_tokens" in error
+    assert "ends here" not in out

@@ -286,6 +286,15 @@ def test_a_contradiction_names_both_sides(line, first, second):
     assert second in message
 
 
+def test_keywords_are_known_under_every_spelling_of_their_flags():
+    config = Config.from_keywords(max_num_seqs=4, enable_prefix_caching=True, max_model_len=128)
+    assert (config.max_decode_seqs, config.enable_prefix_cache_hbm, config.max_model_len) == (4, True, 128)
+    with pytest.raises(ConfigError, match="no setting max_modle_len; did you mean max_model_len"):
+        Config.from_keywords(max_modle_len=4)
+    with pytest.raises(ConfigError, match="max_decode_seqs, which is given already"):
+        Config.from_keywords(max_running_seqs=4, max_num_seqs=5)
+
+
 def test_a_config_made_in_python_contradicts_itself_the_same_way():
     with pytest.raises(ConfigError, match=r"hbm_utilization_factor=0\.7 and --gpu_memory_utilization=0\.8"):
         Config(hbm_utilization_factor=0.7, gpu_memory_utilization=0.8)
