@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +38,21 @@ def sharing(engine: Engine, *, max_in_flight: int = 1, **limits: Any) -> Engine:
     return Engine(engine._runner, dataclasses.replace(engine.limits, **limits), max_in_flight=max_in_flight)
 
 
-def run(engine: Engine, *asked: tuple[Sequence[int], SamplingParams], seed: int = 0) -> list[list[Output]]:
-    """Runs requests together; returns the outputs of each."""
+def run(
+    engine: Engine, *asked: tuple[Sequence[int], SamplingParams], seed: int = 0, aborts: Mapping[int, int] | None = None
+) -> list[list[Output]]:
+    """Runs requests together; returns the outputs of each. `aborts` says after how many steps which are ended."""
     ids = [f"request-{number}" for number in range(len(asked))]
     for id, (prompt, sampling) in zip(ids, asked, strict=True):
         engine.add(new_request(id, prompt, sampling, engine.limits, end_ids=(), seed=seed))
     outputs: dict[str, list[Output]] = {id: [] for id in ids}
+    step = 0
     while engine.has_work:
+        if aborts and step in aborts:
+            engine.abort(ids[aborts[step]])
         for output in engine.step():
             outputs[output.request_id].append(output)
+        step += 1
     engine.check()
     return [outputs[id] for id in ids]
 
