@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,7 +118,9 @@ def _plan(config: Config, model: Model, mesh: jax.sharding.Mesh, buckets: Bucket
     compiler = compiler_for(fill(needs))
     # Where the device's memory is its own, a step that does not fit must show now, warm-up or not.
     if config.enable_jit and (config.warmup or memory.kv_limit is None):
-        needs = dataclasses.replace(needs, temporaries=max(map(compiler.temporaries, buckets.largest())))
+        with ThreadPoolExecutor() as pool:
+            temporaries = max(pool.map(compiler.temporaries, buckets.largest()))
+        needs = dataclasses.replace(needs, temporaries=temporaries)
         if fill(needs) != compiler.shapes.num_pages:
             compiler = compiler_for(fill(needs))
     return compiler, needs

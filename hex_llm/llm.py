@@ -182,12 +182,12 @@ class LLM:
         return self.generate(prompts, sampling_params, progress=progress)
 
     def stream_chat(
-        self, messages: Sequence[Message], sampling: SamplingParams | None = None
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Generator[str, None, FinishReason]:
         """The answer to one conversation, piece by piece, and at last why it ended. Leaving the loop early ends the
         request. NumericalError where the model breaks down.
         """
-        sampling = sampling or self.default_sampling()
+        sampling = sampling_params or self.default_sampling()
         if sampling.n != 1:
             raise RequestError(f"n={sampling.n} must be 1: one answer is streamed.", param="n")
         (answer,) = self._answers(encode_chat(self.tokenizer, messages), sampling)

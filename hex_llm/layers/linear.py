@@ -12,22 +12,10 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 def linear_float32(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """As `linear`, but left in float32: for logits, which sampling compares."""
-    narrow_on_cpu = weight.dtype.itemsize < 4 and jax.default_backend() == "cpu"
-    out = _product_on_cpu(x, weight) if narrow_on_cpu else _product(x, weight)
+    if x.shape[0] == 1 and weight.dtype.itemsize < 4 and jax.default_backend() == "cpu":
+        # As a product, XLA's CPU backend would write out a float32 copy of the weight first: 85 ms where this sum,
+        # which it fuses with the conversion, takes 6.
+        out = jnp.sum(weight.astype(jnp.float32) * x.astype(jnp.float32), axis=1)[None, :]
+    else:
+        out = jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     return out if bias is None else out + bias.astype(jnp.float32)[None, :]
-
-
-def _product(x: Array, weight: Array) -> Array:
-    return jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-
-
-def _product_on_cpu(x: Array, weight: Array) -> Array:
-    """XLA's CPU backend multiplies 16-bit matrices well in some forms only."""
-    (rows, _), (num_out, num_in) = x.shape, weight.shape
-    if rows == 1:
-        # As a product it would write out a float32 copy of the weight first: 85 ms where this sum, which is fused
-        # with the conversion, takes 6.
-        return jnp.sum(weight.astype(jnp.float32) * x.astype(jnp.float32), axis=1)[None, :]
-    if 12 <= rows <= 128 and num_out >= 2 * num_in:
-        return _product(weight, x).T  # the larger operand first: 1.1 to 1.4 times the speed at 16 and 32 rows
-    return _product(x, weight)

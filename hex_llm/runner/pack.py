@@ -17,6 +17,7 @@ class Packer:
     def __init__(self, shapes: Shapes, buckets: Buckets):
         self._shapes = shapes
         self._buckets = buckets
+        self._layouts: dict[Bucket, Layout] = {}  # each works its fields out once
         self._sampling = np.zeros((shapes.num_slots, len(COLUMNS)), np.int32)
         self._variant = np.zeros(shapes.num_slots, np.int32)
 
@@ -25,10 +26,10 @@ class Packer:
         for piece in step:
             if piece.fresh:
                 self._remember(piece.request)
-        bucket = self._bucket(step)
-        blob, fields = Layout(bucket, self._shapes).empty()
         num_seqs = len(step)
         slots = np.fromiter((piece.request.slot for piece in step), np.int32, num_seqs)
+        bucket = self._bucket(step, Variant(self._variant[slots].max()))
+        blob, fields = self._layout(bucket).empty()
         fields["counts"][:] = sum(piece.length == 1 for piece in step), num_seqs
         fields["slot"][:num_seqs] = slots
         fields["kv_len"][:num_seqs] = [piece.start + piece.length for piece in step]
@@ -57,9 +58,14 @@ class Packer:
         row[len(FLOAT_COLUMNS) :] = sampling.top_k, np.uint32(request.seed).view(np.int32)
         self._variant[request.slot] = Variant.FULL if needs_full(request) else Variant.PLAIN
 
-    def _bucket(self, step: Sequence[Slice]) -> Bucket:
+    def _layout(self, bucket: Bucket) -> Layout:
+        if bucket not in self._layouts:
+            self._layouts[bucket] = Layout(bucket, self._shapes)
+        return self._layouts[bucket]
+
+    def _bucket(self, step: Sequence[Slice], variant: Variant) -> Bucket:
         decode = all(piece.decodes for piece in step)
-        variant = Variant(max(self._variant[piece.request.slot] for piece in step))
+        # Also a chunk of one token in the middle of a prompt, which is a decode in all else.
         if any(wants_prompt_logprobs(piece) for piece in step):
             variant, decode = Variant.PROMPT, False
         return self._buckets.choose(sum(piece.length for piece in step), decode=decode, variant=variant)

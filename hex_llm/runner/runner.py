@@ -44,22 +44,20 @@ class PendingOutput:
     def __init__(self, step: Sequence[Slice], output: StepOutput):
         jax.tree.map(lambda array: array.copy_to_host_async(), output)
         self._output = output
-        self._num_rows = len(step)
-        # Where each slice's tokens lie in the batch, for those whose prompt's log-probabilities are wanted.
-        ends = np.cumsum([piece.length for piece in step])
-        self._prompts = [
-            (int(end) - piece.length, int(end)) if wants_prompt_logprobs(piece) else None
-            for piece, end in zip(step, ends, strict=True)
-        ]
+        self._step = step
 
     def read(self) -> StepResult:
-        tokens = np.asarray(self._output.tokens)[: self._num_rows]
+        tokens = np.asarray(self._output.tokens)[: len(self._step)]
         logprobs = prompt_logprobs = None
         if self._output.logprobs is not None:
-            logprobs = _unpack(np.asarray(self._output.logprobs)[: self._num_rows])
+            logprobs = _unpack(np.asarray(self._output.logprobs)[: len(self._step)])
         if self._output.prompt_logprobs is not None:
             packed = np.asarray(self._output.prompt_logprobs)
-            prompt_logprobs = [None if part is None else _unpack(packed[slice(*part)]) for part in self._prompts]
+            ends = np.cumsum([piece.length for piece in self._step])  # where each slice's tokens end in the batch
+            prompt_logprobs = [
+                _unpack(packed[end - piece.length : end]) if wants_prompt_logprobs(piece) else None
+                for piece, end in zip(self._step, ends, strict=True)
+            ]
         return StepResult(tokens, tokens >= 0, logprobs, prompt_logprobs)
 
 

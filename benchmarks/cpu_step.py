@@ -1,0 +1,61 @@
+"""Where a decode step's time goes on the CPU: whole, and without its attention.
+
+    python benchmarks/cpu_step.py .cache/bench/llama-100m --batch 16     # the model that cpu_peers.py makes
+
+Every sequence has 200 tokens. Each figure is the least of 100 steps, each waited for.
+"""
+
+import argparse
+import time
+
+import jax
+
+import hex_llm.models.llama as llama
+from hex_llm.build import build_runner, find_model
+from hex_llm.config import Config
+from hex_llm.runner.buckets import Variant
+from hex_llm.runner.layout import Layout
+
+CONTEXT = 200
+
+
+def step_ms(model: str, batch: int) -> float:
+    config = Config(
+        model=model,
+        dtype="bfloat16",
+        max_model_len=256,
+        max_decode_seqs=batch,
+        decode_seqs_padding=1,
+        warmup=False,
+        compilation_cache_dir="",
+    )
+    runner, _ = build_runner(config, find_model(config))
+    bucket = runner._packer._buckets.choose(batch, decode=True, variant=Variant.PLAIN)
+    blob, fields = Layout(bucket, runner._shapes).empty()
+    fields["counts"][:] = batch
+    fields["slot"][:batch] = range(batch)
+    fields["kv_len"][:batch] = CONTEXT
+    fields["tokens"][:batch] = 5
+    run = runner._compiler.step(bucket)
+    seconds = []
+    for _ in range(105):
+        started = time.perf_counter()
+        runner._kv, runner._state, output = run(runner._params, runner._kv, runner._state, blob)
+        output.tokens.block_until_ready()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds[5:]) * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--batch", type=int, default=1)
+    arguments = parser.parse_args()
+    whole = step_ms(arguments.model, arguments.batch)
+    jax.clear_caches()  # or else the layer is not traced again
+    llama.paged_attention = lambda q, k, v, pages, batch, **_: (q, pages)  # pyright: ignore[reportAttributeAccessIssue]
+    without = step_ms(arguments.model, arguments.batch)
+    print(f"batch {arguments.batch}: step {whole:.1f} ms, without attention and its KV write {without:.1f} ms")
+
+
+main()
