@@ -185,6 +185,15 @@ def test_prompt_logprobs_of_a_prompt_over_several_steps_are_whole(engine):
     np.testing.assert_allclose(told, expected[np.arange(69), start[1:]], atol=1e-4)
 
 
+def test_prompt_logprobs_of_a_prompt_that_goes_token_by_token_are_whole(engine):
+    asked = (prompt(9), SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0))
+    expected = run(engine, asked)[0][0].prompt_logprobs[1:]
+    crowded = sharing(engine, chunked=True, step_tokens=8)  # seven decodes leave room for one token
+    decodes = [(prompt(3, seed=i), SamplingParams(temperature=0, max_tokens=40)) for i in range(7)]
+    told = run(crowded, *decodes, asked)[-1][0].prompt_logprobs[1:]
+    np.testing.assert_allclose([each.logprob for each in told], [each.logprob for each in expected], atol=1e-4)
+
+
 def test_penalties_count_prompt_and_output_also_after_a_preemption(engine):
     sampling = SamplingParams(
         temperature=0, max_tokens=24, repetition_penalty=1.4, presence_penalty=0.7, frequency_penalty=0.6
