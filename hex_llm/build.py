@@ -4,10 +4,11 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +21,34 @@ from hex_llm.engine.engine import Engine
 from hex_llm.engine.limits import Limits
 from hex_llm.loader.checkpoint import open_checkpoint
 from hex_llm.loader.config_json import ModelConfig, read_config
-from hex_llm.loader.source import locate
 from hex_llm.loader.weights import check_checkpoint, dummy, load
 from hex_llm.models.arch import Arch
 from hex_llm.models.registry import family
 from hex_llm.models.weights import abstract, bytes_per_device
 from hex_llm.parallel.mesh import make_mesh
-from hex_llm.runner.buckets import Buckets
+from hex_llm.runner.buckets import COARSE, FINE, Buckets
 from hex_llm.runner.compiler import Arguments, Compiler
 from hex_llm.runner.layout import Shapes
 from hex_llm.runner.memory import Memory, Needs, Share, plan_blocks
 from hex_llm.runner.runner import DeviceRunner
+from hex_llm.source import model_folder
 
 logger = logging.getLogger(__name__)
 
-EMBEDDED_MODEL = Path(__file__).parent / "assets" / "hex-mini"
+# Told what is being done and the share of it that is, from any thread. The phases of a start, in order: PLANNING,
+# WEIGHTS, KV_CACHE, COMPILING. A step that has to be compiled later is COMPILING again, from 0 to 1.
+type Report = Callable[[str, float], None]
+
+PLANNING = "planning memory"
+WEIGHTS = "loading weights"
+KV_CACHE = "allocating the KV cache"
+COMPILING = "compiling"
+
 # Tokens of a step with prompts, where no flag says: enough to fill a device, few enough to answer others in between.
 CHUNKED_STEP_TOKENS = 2048
 WHOLE_STEP_TOKENS = 8192
+# Where compiling costs more than what is saved by padding less: most starts of a small model on a CPU.
+GROWTH = {"cpu": COARSE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +62,7 @@ class Model:
 
 
 def find_model(config: Config) -> Model:
-    folder = locate(config.model) if config.model else EMBEDDED_MODEL
+    folder = model_folder(config)
     found = read_config(folder)
     arch = found.arch
     if config.sliding_window is not None:
@@ -59,22 +70,38 @@ def find_model(config: Config) -> Model:
     return Model(folder, arch, _dtype(config, found), config.model_len(arch.max_position))
 
 
-def build_engine(config: Config, model: Model) -> Engine:
-    runner, limits = build_runner(config, model)
+def _tell_nobody(phase: str, share: float) -> None:
+    pass
+
+
+def build_engine(config: Config, model: Model, report: Report = _tell_nobody) -> Engine:
+    runner, limits = build_runner(config, model, report)
     return Engine(runner, limits, max_in_flight=1 if config.async_scheduling else 0)
 
 
-def build_runner(config: Config, model: Model) -> tuple[DeviceRunner, Limits]:
+def build_runner(config: Config, model: Model, report: Report = _tell_nobody) -> tuple[DeviceRunner, Limits]:
     """Plans memory, compiles, loads: whatever cannot work fails before anything large is allocated."""
     started = time.monotonic()
     _use_compilation_cache(config)
     mesh = make_mesh()
-    load_weights = _weights(config, model, mesh)
+    logger.info(
+        "Loading %s: %s, %d layers, %s, on %s.",
+        model.folder.name,
+        model.arch.architecture,
+        model.arch.num_layers,
+        model.dtype,
+        mesh.devices.flat[0].device_kind,
+    )
+    load_weights = _weights(config, model, mesh, partial(report, WEIGHTS))
     buckets = _buckets(config, model)
-    compiler, needs = _plan(config, model, mesh, buckets)
-    with compiler.warm_up(buckets) if config.warmup and config.enable_jit else nullcontext():
-        runner = DeviceRunner(load_weights(), buckets, compiler)
+    compiler, needs = _plan(config, model, mesh, buckets, report)
     limits = _limits(config, model, compiler.shapes.num_pages)
+    with compiler.warm_up(buckets) if config.warmup and config.enable_jit else nullcontext():
+        report(WEIGHTS, 0.0)
+        weights = load_weights()
+        report(WEIGHTS, 1.0)
+        with _phase(f"Allocated the KV cache of {limits.kv_tokens} tokens", partial(report, KV_CACHE)):
+            runner = DeviceRunner(weights, buckets, compiler)
     logger.info(
         "Ready in %.1f s: %s weights, KV cache of %d tokens (%.2f GiB), room for %.1f sequences of %d tokens.",
         time.monotonic() - started,
@@ -87,7 +114,18 @@ def build_runner(config: Config, model: Model) -> tuple[DeviceRunner, Limits]:
     return runner, limits
 
 
-def _plan(config: Config, model: Model, mesh: jax.sharding.Mesh, buckets: Buckets) -> tuple[Compiler, Needs]:
+@contextmanager
+def _phase(done: str, report: Callable[[float], None]) -> Iterator[None]:
+    started = time.monotonic()
+    report(0.0)
+    yield
+    report(1.0)
+    logger.info("%s in %.1f s.", done, time.monotonic() - started)
+
+
+def _plan(
+    config: Config, model: Model, mesh: jax.sharding.Mesh, buckets: Buckets, report: Report
+) -> tuple[Compiler, Needs]:
     """How many KV blocks there are, which is a part of every compiled shape, and what the memory goes to."""
     weights, memory = family(model.arch).weights, Memory.of(mesh.devices.flat[0])
     params = abstract(weights, model.arch, mesh, model.dtype)
@@ -95,7 +133,7 @@ def _plan(config: Config, model: Model, mesh: jax.sharding.Mesh, buckets: Bucket
     def compiler_for(num_pages: int) -> Compiler:
         shapes = _shapes(config, model, num_pages)
         arguments = Arguments.of(params, model.arch, shapes, model.dtype)
-        return Compiler(model.arch, shapes, arguments, jit=config.enable_jit)
+        return Compiler(model.arch, shapes, arguments, jit=config.enable_jit, report=partial(report, COMPILING))
 
     def fill(needs: Needs) -> int:
         return plan_blocks(
@@ -118,7 +156,8 @@ def _plan(config: Config, model: Model, mesh: jax.sharding.Mesh, buckets: Bucket
     compiler = compiler_for(fill(needs))
     # Where the device's memory is its own, a step that does not fit must show now, warm-up or not.
     if config.enable_jit and (config.warmup or memory.kv_limit is None):
-        with ThreadPoolExecutor() as pool:
+        done = "Planned memory, with the largest steps compiled,"
+        with _phase(done, partial(report, PLANNING)), ThreadPoolExecutor() as pool:
             temporaries = max(pool.map(compiler.temporaries, buckets.largest()))
         needs = dataclasses.replace(needs, temporaries=temporaries)
         if fill(needs) != compiler.shapes.num_pages:
@@ -126,14 +165,16 @@ def _plan(config: Config, model: Model, mesh: jax.sharding.Mesh, buckets: Bucket
     return compiler, needs
 
 
-def _weights(config: Config, model: Model, mesh: jax.sharding.Mesh) -> Callable[[], Any]:
+def _weights(
+    config: Config, model: Model, mesh: jax.sharding.Mesh, report: Callable[[float], None]
+) -> Callable[[], Any]:
     """What makes the weights. A checkpoint that does not fit the model is refused now, before anything is compiled."""
     weights = family(model.arch).weights
     if config.load_format == "dummy":
         return lambda: dummy(weights, model.arch, mesh, model.dtype, seed=config.seed)
     checkpoint = open_checkpoint(model.folder)
     check_checkpoint(weights, model.arch, checkpoint)
-    return lambda: load(weights, model.arch, checkpoint, mesh, model.dtype, check=config.check_weights)
+    return lambda: load(weights, model.arch, checkpoint, mesh, model.dtype, check=config.check_weights, report=report)
 
 
 def _dtype(config: Config, found: ModelConfig) -> Any:
@@ -171,6 +212,7 @@ def _buckets(config: Config, model: Model) -> Buckets:
         mixed_padding=min(config.prefill_len_padding, step_tokens),
         max_mixed_tokens=step_tokens,
         max_mixed_seqs=_padded(mixed_seqs, config.prefill_seqs_padding),
+        growth=GROWTH.get(jax.default_backend(), FINE),
     )
 
 
@@ -182,6 +224,7 @@ def _shapes(config: Config, model: Model, num_pages: int) -> Shapes:
         table_width=_padded(blocks, config.decode_blocks_padding),
         num_pages=num_pages,
         max_fresh=config.prefill_seqs,
+        mixed=config.enable_chunked_prefill,
         max_model_len=model.max_model_len,
         vocab_size=model.arch.vocab_size,
     )

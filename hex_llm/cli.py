@@ -91,8 +91,10 @@ def _flags(argv: Sequence[str]) -> None:
 
 
 COMMANDS = {
+    "serve": Command("Serve a model over HTTP.", _in("hex_llm.server.api_server")),
     "chat": Command("Talk to a model in the terminal.", _in("hex_llm.chat_cli")),
     "bench offline": Command("Measure the engine without a server.", _in("hex_llm.bench.offline")),
+    "bench serve": Command("Measure a server under load.", _in("hex_llm.bench.serving")),
     "flags": Command("Print every flag as Markdown.", _flags),
     "version": Command("Print the version.", _version),
 }

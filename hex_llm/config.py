@@ -19,7 +19,8 @@ _model = partial(flag, "Model")
 _engine = partial(flag, "Inference engine")
 _memory = partial(flag, "Memory")
 _lora = partial(flag, "Dynamic LoRA", needs="LoRA adapters")
-_server = partial(flag, "Server", needs="the HTTP server")
+_SERVER_GROUPS = ("Server", "Limits of the server")
+_server, _limit = (partial(flag, group) for group in _SERVER_GROUPS)
 
 _DEFAULT_SHARE = 0.9
 _NO_FLOAT16 = "its range is too small for models trained in bfloat16; use bfloat16 or float32."
@@ -169,9 +170,84 @@ class Config:
     max_num_mem_cached_lora: int = _lora(16, "Adapters kept in device memory.")
 
     host: str = _server("0.0.0.0", "Address to listen on.")
-    port: int = _server(7080, "Port to listen on.", at_most=65535)
-    served_model_name: str | None = _server(None, "Name of the model in answers. Without it, what --model says.")
+    port: int = _server(
+        7080,
+        "Port to listen on; 0 takes any that is free. Without it, what AIP_HTTP_PORT says.",
+        at_least=0,
+        at_most=65535,
+    )
+    api_server_count: int = _server(
+        1, "Processes that answer HTTP on the port, for hosts where one is not enough.", at_most=64
+    )
+    served_model_name: str | None = _server(
+        None, "Name of the model in answers; several, with commas between, all work. Without it, what --model says."
+    )
+    chat_template: str | None = _server(None, "A file with a chat template to take in place of the model's own.")
+    chat_template_kwargs: str | None = _server(
+        None, "Names, with commas between, that requests may set in chat_template_kwargs besides enable_thinking."
+    )
+    api_key_file: str | None = _server(
+        None, "A file with API keys, one a line, read again at SIGHUP. HEXLLM_API_KEYS is another way. Without keys,"
+        " everybody is served.",
+    )  # fmt: skip
+    prefix_cache_isolation: Literal["auto", "none", "key", "salt"] = _server(
+        "auto",
+        "Whose prefixes a request may find in the prefix cache: everybody's (none), those of the same API key (key), or"
+        " those of the same cache_salt, which every request must then have (salt). auto is key where there are several"
+        " keys, else none. A cache_salt narrows it further in any case.",
+    )
+    cors_origins: str | None = _server(
+        None, "Web pages that may call the server from a browser, with commas between; * is all. Without it, none."
+    )
+    enable_docs: bool = _server(False, "Serve /docs and /openapi.json.")
+    ssl_certfile: str | None = _server(
+        None, "A file with the certificate, to speak https.", aliases=("ssl-certificate",)
+    )
+    ssl_keyfile: str | None = _server(None, "A file with the certificate's key.")
     disable_log_requests: bool = _server(False, "Do not log each request.")
+    drain_timeout_s: float = _server(
+        30.0, "Seconds that requests under way have to finish after SIGTERM.", at_least=0, aliases=("shutdown-timeout",)
+    )
+    step_timeout_s: float = _server(
+        120.0,
+        "Seconds without a sign of life from the engine after which it is given up, compiling not counted.",
+        above=0,
+    )
+    compile_timeout_s: float = _server(
+        1800.0, "Seconds without progress at start, or compiling, after which the engine is given up.", above=0
+    )
+
+    max_body_bytes: int = _limit(16 * 2**20, "Bytes of a request's body.")
+    max_json_depth: int = _limit(100, "Objects and lists within each other in a body.", at_most=1000)
+    max_headers: int = _limit(256, "Headers of a request.")
+    max_head_bytes: int = _limit(64 * 2**10, "Bytes of a request's line and headers.")
+    head_timeout_s: float = _limit(10.0, "Seconds for a request's line and headers to arrive.", above=0)
+    body_timeout_s: float = _limit(30.0, "Seconds for a body to arrive, and one more for every 100 KiB of it.", above=0)
+    keep_alive_timeout_s: float = _limit(15.0, "Seconds that a connection may wait for its next request.", above=0)
+    write_timeout_s: float = _limit(60.0, "Seconds that a client may take no bytes of its answer.", above=0)
+    queue_timeout_s: float = _limit(60.0, "Seconds that a request may wait for the engine to begin with it.", above=0)
+    request_timeout_s: float = _limit(3600.0, "Seconds that a request may take in all.", above=0)
+    max_connections: int = _limit(4096, "Connections at a time, to each HTTP process.")
+    max_queued_requests: int = _limit(
+        1024,
+        "Sequences that may wait beyond the --max_decode_seqs that run; n and lists of prompts count each.",
+        at_least=0,
+    )
+    max_queued_tokens: int = _limit(
+        4_000_000, "Tokens of prompts under way; more are refused until some have finished."
+    )
+    max_n: int = _limit(128, "Answers to one prompt.", at_most=128)
+    max_prompts: int = _limit(128, "Prompts of one request.")
+    max_instances: int = _limit(128, "Instances of one request to /generate.")
+    max_sequences: int = _limit(256, "Answers of one request, n times its prompts.")
+    max_messages: int = _limit(4096, "Messages of a conversation.")
+    max_logprobs: int = _limit(20, "Alternatives for each token in logprobs.", at_least=0, at_most=20)
+    max_stop_strings: int = _limit(4, "Stop strings of a request.", at_most=16)
+    enable_prompt_logprobs: bool = _limit(
+        False, "Take prompt_logprobs, and logprobs together with echo. A step with it computes much more than others."
+    )
+    template_timeout_s: float = _limit(2.0, "Seconds that a chat template may take.", above=0)
+    template_memory_mib: int = _limit(256, "MiB that a chat template may take.")
 
     def __post_init__(self) -> None:
         for each in flags_of(Config):
@@ -233,7 +309,7 @@ class Config:
     @classmethod
     def from_args(cls, argv: Sequence[str]) -> "Config":
         """The settings that the words of a command line give."""
-        return parse_config(config_parser("hex-llm", "Settings of hex-llm."), argv)[0]
+        return parse_config(config_parser("hex-llm", "Settings of hex-llm.", server=True), argv)[0]
 
     @classmethod
     def from_keywords(cls, **given: Any) -> "Config":
@@ -241,13 +317,18 @@ class Config:
         return cls(**named(flags_of(cls), given))
 
 
-def config_parser(prog: str, description: str, **defaults: Any) -> FlagParser:
+def config_parser(prog: str, description: str, *, server: bool = False, **defaults: Any) -> FlagParser:
     """A parser of all settings, to which a command may add arguments of its own.
 
-    `defaults` are those of the command, where they are not those of `Config`.
+    `server` is for a command that serves: others do not know flags that they would ignore. `defaults` are those of the
+    command, where they are not those of `Config`.
     """
     default_config = Config(**defaults)
-    flags = [dataclasses.replace(each, default=getattr(default_config, each.name)) for each in flags_of(Config)]
+    flags = [
+        dataclasses.replace(each, default=getattr(default_config, each.name))
+        for each in flags_of(Config)
+        if server or each.group not in _SERVER_GROUPS
+    ]
     return FlagParser(prog, description, flags)
 
 
@@ -302,7 +383,12 @@ _FOOTER = """\
 | variable | values | default | meaning |
 |---|---|---|---|
 | `HEX_LLM_LOG_LEVEL` | a level of Python's `logging`, in any case | INFO | The least important lines to log. |
-| `HEX_LLM_VERBOSE_LOG` | true or false | false | Log lines also name the process, the thread and the line of code. |
+| `HEX_LLM_VERBOSE_LOG` | true or false | false | Lines name process, thread and code; prompts are logged, cut. |
+| `HEXLLM_API_KEYS` | keys, with commas between | none | API keys, as in --api_key_file. |
+| `AIP_HTTP_PORT` | a port | none | Set by Vertex AI: the port, where --port is not given. |
+| `AIP_HEALTH_ROUTE` | a path | none | Set by Vertex AI: another path for /ping. |
+| `AIP_PREDICT_ROUTE` | a path | none | Set by Vertex AI: another path for /generate. |
+| `AIP_STORAGE_URI` | where a model is | none | Set by Vertex AI: the model, where --model is not given. |
 
 ## Flags of old
 

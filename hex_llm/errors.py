@@ -5,11 +5,12 @@
     - ConfigError           flags contradict each other, the model or the machine       exit 2
     - CheckpointError       the model's files are missing, damaged or of another shape  exit 3
     - OutOfMemory           the model and its KV cache do not fit the device            exit 4
+    - PortError             the address cannot be listened on                           exit 5
   x RequestError            the client's fault                                          4xx
-    - ContextTooLong
-    - ChatTemplateMissing
-  x NumericalError          the model produced no usable number for one request         500
-  x EngineDead              a step failed, so that the engine does no more              503
+  x ServerError             ours, or nobody's                                           5xx
+    - NumericalError        the model produced no usable number for one request         500
+    - EngineDead            a step failed or the process went, so that there is no engine
+    - Unavailable           not now: starting, draining, too long in the queue          503
 
 A message is one sentence or two for the person who reads it: it names the value and the limit.
 """
@@ -35,13 +36,21 @@ class OutOfMemory(StartError):
     exit_code = 4
 
 
+class PortError(StartError):
+    exit_code = 5
+
+
 class RequestError(HexError):
+    """`param` names the field, `code` is for programs to tell errors apart."""
+
     status = 400
+    type = "invalid_request_error"
     code: str | None = None
 
-    def __init__(self, message: str, *, param: str | None = None):
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None):
         super().__init__(message)
         self.param = param
+        self.code = code or type(self).code
 
 
 class ContextTooLong(RequestError):
@@ -52,13 +61,85 @@ class ChatTemplateMissing(RequestError):
     code = "chat_template_missing"
 
 
-class NumericalError(HexError):
+class Unsupported(RequestError):
+    """A field that is known, and whose part does not exist."""
+
+    code = "unsupported_parameter"
+
+
+class Unauthorized(RequestError):
+    status = 401
+    code = "invalid_api_key"
+
+
+class NotFound(RequestError):
+    status = 404
+    code = "not_found"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class MethodNotAllowed(RequestError):
+    status = 405
+    code = "method_not_allowed"
+
+
+class RequestTimeout(RequestError):
+    status = 408
+    code = "request_timeout"
+
+
+class TooLarge(RequestError):
+    status = 413
+    code = "content_too_large"
+
+
+class WrongMediaType(RequestError):
+    status = 415
+    code = "unsupported_media_type"
+
+
+class Overloaded(RequestError):
+    status = 429
+    type = "rate_limit_error"
+    code = "server_overloaded"
+
+
+class HeadersTooLarge(RequestError):
+    status = 431
+    code = "headers_too_large"
+
+
+class ServerError(HexError):
     status = 500
+    type = "server_error"
+    code = "internal_error"
+    param: str | None = None
+
+
+class NumericalError(ServerError):
     code = "numerical_error"
 
 
-class EngineDead(HexError):
-    """`__cause__` is what the step failed with."""
+class EngineDead(ServerError):
+    """`__cause__` is what a step failed with, where that is known. A request under way is answered with 500; one that
+    comes later, with 503.
+    """
+
+    code = "engine_dead"
+
+    def __init__(self, message: str, *, status: int = 503):
+        super().__init__(message)
+        self.status = status
+
+
+class Unavailable(ServerError):
+    """`code` is one of starting, draining, queue_timeout, server_shutdown."""
 
     status = 503
-    code = "engine_dead"
+
+    def __init__(self, message: str, *, code: str):
+        super().__init__(message)
+        self.code = code

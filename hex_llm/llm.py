@@ -4,7 +4,7 @@ import itertools
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
@@ -13,32 +13,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hex_llm import log
 from hex_llm.build import build_engine, find_model
+from hex_llm.completion import Answer, Completion
 from hex_llm.config import Config
 from hex_llm.engine.admission import new_request
-from hex_llm.engine.output import Output
-from hex_llm.engine.request import FinishReason, Request, SamplingParams, TokenLogprobs
+from hex_llm.engine.request import FinishReason, SamplingParams, TokenLogprobs
 from hex_llm.engine.sampling import shown
 from hex_llm.errors import ConfigError, NumericalError, RequestError
-from hex_llm.loader.source import locate
+from hex_llm.source import tokenizer_folder
 from hex_llm.text.chat import encode_chat
-from hex_llm.text.detokenizer import Detokenizer
 from hex_llm.text.tokenizer import Tokenizer
 
 type Prompt = str | Sequence[int]
 type Message = Mapping[str, Any]
-
-
-@dataclass(slots=True)
-class Completion:
-    """One answer to a prompt."""
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None  # the stop string, or the stop token, that ended it
-    error: str | None = None  # with finish_reason "error": what happened
 
 
 @dataclass(slots=True)
@@ -50,62 +36,6 @@ class Result:
     outputs: list[Completion]
     num_cached_tokens: int = 0  # of the prompt, found in the prefix cache by the first answer
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-
-
-@dataclass(slots=True)
-class _Answer:
-    """A completion under way, and where its text comes from."""
-
-    request: Request
-    result: Result
-    completion: Completion
-    detokenizer: Detokenizer
-    unread: str = ""  # text that nobody has been given yet
-
-    def take(self, output: Output) -> None:
-        """Adds what a step brought."""
-        completion = self.completion
-        completion.token_ids += output.tokens
-        text = self.detokenizer.push(self._visible(output))
-        if output.logprobs and completion.logprobs is not None:
-            completion.logprobs += output.logprobs
-        if output.prompt_logprobs:
-            self.result.prompt_logprobs = list(output.prompt_logprobs)
-        if completion.index == 0:
-            self.result.num_cached_tokens = output.num_cached
-        if self.detokenizer.stop_reason is not None:
-            self._cut()
-        elif output.finish_reason is not None:
-            text += self.detokenizer.finish()
-            completion.finish_reason = output.finish_reason
-            if self.detokenizer.stop_reason is not None:  # completed by what was held back
-                self._cut()
-            elif (
-                output.finish_reason == FinishReason.STOP and output.tokens[-1] in self.request.sampling.stop_token_ids
-            ):
-                completion.stop_reason = output.tokens[-1]
-            elif output.finish_reason == FinishReason.ERROR:
-                completion.error = (
-                    f"After {len(completion.token_ids)} tokens of the answer the model produced no usable number "
-                    "(NaN, or nothing but -inf)."
-                )
-        completion.text += text
-        self.unread += text
-
-    @property
-    def finished(self) -> bool:
-        return self.completion.finish_reason is not None
-
-    def _visible(self, output: Output) -> Sequence[int]:
-        """An end token is not part of the text, whatever the tokenizer would make of it."""
-        return output.tokens[:-1] if output.finish_reason == FinishReason.STOP else output.tokens
-
-    def _cut(self) -> None:
-        self.completion.finish_reason = FinishReason.STOP
-        self.completion.stop_reason = self.detokenizer.stop_reason
-        del self.completion.token_ids[self.detokenizer.num_tokens :]
-        if self.completion.logprobs:
-            del self.completion.logprobs[self.detokenizer.num_tokens :]
 
 
 class LLM:
@@ -124,24 +54,17 @@ class LLM:
         log.configure_if_nobody_did()
         self.config = config or Config.from_keywords(model=model, **flags)
         found = find_model(self.config)
-        tokenizer = locate(self.config.tokenizer) if self.config.tokenizer else found.folder
+        tokenizer = tokenizer_folder(self.config)
         self.tokenizer = Tokenizer.load(tokenizer, mode=self.config.tokenizer_mode, model_folder=found.folder)
         self.tokenizer.check_embedding(found.arch.vocab_size)
         self.engine = build_engine(self.config, found)
         self._numbers = itertools.count()
-        self._under_way: dict[str, _Answer] = {}
+        self._under_way: dict[str, Answer] = {}
         self._stepping = False
 
     def default_sampling(self, **changes: Any) -> SamplingParams:
         """What the model's generation_config.json recommends, with changes."""
-        defaults = self.tokenizer.defaults
-        recommended = {
-            "temperature": defaults.temperature,
-            "top_p": defaults.top_p,
-            "top_k": defaults.top_k,
-            "repetition_penalty": defaults.repetition_penalty,
-        }
-        return SamplingParams(**{name: value for name, value in recommended.items() if value is not None} | changes)
+        return SamplingParams(**self.tokenizer.defaults.given | changes)
 
     def generate(
         self,
@@ -166,7 +89,7 @@ class LLM:
                 finished = left.intersection(self._step())
                 left -= finished
                 bar.advance(task, len(finished))
-        return [group[0].result for group in groups]
+        return [_result(prompt, group) for prompt, group in zip(several, groups, strict=True)]
 
     def chat(
         self,
@@ -192,10 +115,9 @@ class LLM:
             raise RequestError(f"n={sampling.n} must be 1: one answer is streamed.", param="n")
         (answer,) = self._answers(encode_chat(self.tokenizer, messages), sampling)
         with self._serving([answer]):
-            while answer.unread or not answer.finished:
-                if answer.unread:
-                    text, answer.unread = answer.unread, ""
-                    yield text
+            while answer.has_unread or not answer.finished:
+                if answer.has_unread:
+                    yield answer.read()
                 else:
                     self._step()
         if answer.completion.error:
@@ -210,7 +132,7 @@ class LLM:
             raise RequestError(f"There are {count} prompts and {len(sampling)} SamplingParams; give one, or one each.")
         return list(sampling)
 
-    def _answers(self, prompt: Prompt, sampling: SamplingParams) -> list[_Answer]:
+    def _answers(self, prompt: Prompt, sampling: SamplingParams) -> list[Answer]:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         bad_words = self.tokenizer.encode_bad_words(sampling.bad_words)
         number = next(self._numbers)
@@ -227,23 +149,10 @@ class LLM:
             )
             for index in range(sampling.n)
         ]
-        result = Result(prompt if isinstance(prompt, str) else None, list(requests[0].prompt), [])
-        answers = []
-        for index, request in enumerate(requests):
-            detokenizer = Detokenizer(
-                self.tokenizer,
-                skip_special_tokens=sampling.skip_special_tokens,
-                stop=sampling.stop,
-                include_stop_str_in_output=sampling.include_stop_str_in_output,
-                min_tokens=sampling.min_tokens,
-            )
-            completion = Completion(index, logprobs=None if sampling.logprobs is None else [])
-            result.outputs.append(completion)
-            answers.append(_Answer(request, result, completion, detokenizer))
-        return answers
+        return [Answer.of(self.tokenizer, request, index) for index, request in enumerate(requests)]
 
     @contextmanager
-    def _serving(self, answers: Sequence[_Answer]) -> Iterator[None]:
+    def _serving(self, answers: Sequence[Answer]) -> Iterator[None]:
         """Has the engine work on answers, until they are finished or nobody wants them any more."""
         try:
             for answer in answers:
@@ -276,11 +185,22 @@ class LLM:
             self._stepping = False
         return finished
 
-    def _leave(self, answer: _Answer) -> None:
+    def _leave(self, answer: Answer) -> None:
         # A forgotten stream is closed by the garbage collector, which may run in the middle of a step. The engine must
         # not be touched then; the request ends with its next output.
         if self._under_way.pop(answer.request.id, None) and not self._stepping:
             self.engine.abort(answer.request.id)
+
+
+def _result(prompt: Prompt, answers: Sequence[Answer]) -> Result:
+    first = answers[0]
+    return Result(
+        prompt if isinstance(prompt, str) else None,
+        list(first.request.prompt),
+        [answer.completion for answer in answers],
+        num_cached_tokens=first.num_cached,
+        prompt_logprobs=first.prompt_logprobs,
+    )
 
 
 def _several(prompts: Any) -> list[Prompt]:

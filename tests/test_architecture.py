@@ -15,7 +15,7 @@ ROOT = PROJECT / "hex_llm"
 RANKS = """
 cli
 server bench chat_cli
-llm
+llm engine_process
 build
 runner
 lora
@@ -25,14 +25,19 @@ layers
 quantization
 kernels
 parallel
+completion
 engine
 text
+source
 config
-flags log model_files
+flags log model_files frames process
 errors pytree
 """
 RANK = {name: rank for rank, line in enumerate(RANKS.split("\n")) for name in line.split()}
-NO_JAX = {"cli", "server", "engine", "text", "config", "flags", "log", "model_files", "errors"}
+NO_JAX = {
+    "cli", "server", "completion", "engine", "text", "source", "config", "flags", "log", "model_files", "frames",
+    "process", "errors",
+}  # fmt: skip
 
 # What can run code that came as data, and torch, which the package does without.
 FORBIDDEN = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}

@@ -50,6 +50,7 @@ def test_help_lists_the_commands_with_a_line_each(capsys):
     assert [(name, line[-1].strip()) for name, *line in listed] == [
         ("chat", "Talk to a model in the terminal."),
         ("bench offline", "Measure the engine without a server."),
+        ("bench serve", "Measure a server under load."),
         ("flags", "Print every flag as Markdown."),
         ("version", "Print the version."),
     ]

@@ -84,6 +84,7 @@ def test_documented_choices_are_the_ones_accepted():
         "dtype": ("auto", "bfloat16", "float32"),
         "worker_distributed_method": ("mp", "ray"),
         "block_size": (8, 16, 32, 2048, 8192),
+        "prefix_cache_isolation": ("auto", "none", "key", "salt"),
     }
 
 
@@ -109,7 +110,7 @@ def spellings():
 
 @pytest.mark.parametrize(("name", "line", "value"), [*spellings()], ids=lambda part: str(part))
 def test_every_spelling_of_a_flag_sets_its_field(name, line, value):
-    namespace, words = config_parser("hex-llm", "").parse(line.split(), RETIRED)
+    namespace, words = config_parser("hex-llm", "", server=True).parse(line.split(), RETIRED)
     assert vars(namespace) == {name: value}
     assert words == []
 
@@ -180,7 +181,6 @@ def test_the_parts_to_come_are_the_only_ones_missing():
         "tensor parallelism": ["tensor_parallel_size"],
         "the Ray launcher": ["worker_distributed_method"],
         "LoRA adapters": ["enable_lora", "max_lora_rank", "enable_lora_cache", "max_num_mem_cached_lora"],
-        "the HTTP server": ["host", "port", "served_model_name", "disable_log_requests"],
     }
     assert refusal("--tensor-parallel-size 4") == (
         "--tensor_parallel_size=4 needs tensor parallelism, which this version does not have yet."
@@ -376,7 +376,7 @@ def test_a_commands_own_defaults_are_parsed_and_shown():
 
 
 def test_help_shows_every_flag_in_its_group():
-    text = config_parser("hex-llm chat", "Talk.").format_help()
+    text = config_parser("hex-llm serve", "Serve.", server=True).format_help()
     assert all(f"--{name}" in text for name in FLAGS)
     assert all(f"{flag.group}:" in text for flag in FLAGS.values())
     flat = " ".join(text.split())

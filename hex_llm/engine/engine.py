@@ -46,6 +46,10 @@ class Engine:
             self._scheduler.finish(request, reason)
         return request is not None
 
+    def take_begun(self) -> list[str]:
+        """The requests that left the queue since the last call."""
+        return self._scheduler.take_begun()
+
     def step(self) -> list[Output]:
         """Starts the next step, reads the one before, and returns what requests gained by that.
 

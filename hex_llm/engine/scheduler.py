@@ -40,12 +40,18 @@ class Scheduler:
         self._num_preemptions = 0
         self._num_prefix_queries = 0  # tokens
         self._num_prefix_hits = 0  # tokens
+        self._begun: list[str] = []  # requests that were started for the first time, until somebody asks
 
     def add(self, request: Request) -> None:
         self.waiting[request.id] = request
 
     def find(self, request_id: str) -> Request | None:
         return self.running.get(request_id) or self.waiting.get(request_id)
+
+    def take_begun(self) -> list[str]:
+        """The requests that were started for the first time since the last call."""
+        begun, self._begun = self._begun, []
+        return begun
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Ends a request, wherever it is. Tokens still under way to it are dropped when they come."""
@@ -176,6 +182,8 @@ class Scheduler:
             request.slot = self._slots.pop()
             request.blocks, num_found = acquired
             request.num_computed = num_found * self.limits.block_size
+            if not request.num_preemptions:
+                self._begun.append(request.id)
             if self.limits.prefix_caching and not request.num_preemptions:
                 self._num_prefix_queries += len(request.prompt)
                 self._num_prefix_hits += request.num_computed

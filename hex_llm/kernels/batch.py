@@ -10,8 +10,9 @@ class Batch:
     """The tokens of a step, sequence after sequence, padded to a shape that is compiled already.
 
     Sequence s owns the tokens cu_q[s]:cu_q[s+1]; they are the last of its kv_len[s] tokens. The first `num_decode`
-    sequences have one token each, and so have all of them where cu_q is None. Padding sequences own no token and
-    have kv_len 0. Padding tokens come last and write to page 0, which no request ever owns.
+    sequences have one token each, and so have all of them where cu_q is None; where it is None itself, any may have
+    one, but so few do that they need no way of their own. Padding sequences own no token and have kv_len 0. Padding
+    tokens come last and write to page 0, which no request ever owns.
     """
 
     tokens: Array  # [T] int32
@@ -21,5 +22,5 @@ class Batch:
     cu_q: Array | None  # [S+1] int32
     kv_len: Array  # [S] int32
     page_table: Array  # [S, B] int32
-    num_decode: Array  # [] int32
+    num_decode: Array | None  # [] int32
     num_seqs: Array  # [] int32

@@ -36,18 +36,25 @@ _DUMMY_SPREAD = 0.035  # uniform in +-0.035 has the standard deviation of 0.02 t
 
 
 def load[T](
-    model: type[T], arch: Arch, checkpoint: Checkpoint, mesh: Mesh, dtype: Any, *, check: Check = "sample"
+    model: type[T],
+    arch: Arch,
+    checkpoint: Checkpoint,
+    mesh: Mesh,
+    dtype: Any,
+    *,
+    check: Check = "sample",
+    report: Callable[[float], None] = lambda share: None,
 ) -> T:
     """The checkpoint's weights, each device reading only the parts of each tensor that it holds.
 
     Everything that headers can tell is checked before the first byte goes to a device. `check` says how many of
-    the values are looked at for NaN and infinity on the way.
+    the values are looked at for NaN and infinity on the way. `report` is told the share that has been read.
     """
     arch.check_shards(mesh.shape[TENSOR])
     check_checkpoint(model, arch, checkpoint)
     wanted = specs(model, arch)
     total = sum(_bytes_of(spec, checkpoint) for spec in wanted)
-    with _progress(total) as advance, ThreadPoolExecutor(_READERS) as readers:
+    with _progress(total, report) as advance, ThreadPoolExecutor(_READERS) as readers:
         make = functools.partial(_load_weight, arch, checkpoint, mesh, np.dtype(dtype), check, advance)
         weights = readers.map(make, wanted)
         return build(model, arch, lambda _: next(weights))
@@ -149,7 +156,7 @@ def _bytes_of(spec: WeightSpec, checkpoint: Checkpoint) -> int:
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
+def _progress(total: int, report: Callable[[float], None]) -> Iterator[Callable[[int], None]]:
     """Shows the bytes read, and the rate: as a bar to a person, as a line to a log."""
     columns = (TextColumn("Loading weights"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
@@ -160,6 +167,7 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
         with lock:
             done += num_bytes
             bar.update(task, completed=done, total=max(done, total))
+            report(done / max(done, total, 1))
 
     with bar:
         task = bar.add_task("", total=total)

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -41,13 +42,26 @@ class Arguments:
 
 
 class Compiler:
-    """Gives the function that runs a bucket, compiled; or as it is, where `jit` is off."""
+    """Gives the function that runs a bucket, compiled; or as it is, where `jit` is off.
 
-    def __init__(self, arch: Arch, shapes: Shapes, arguments: Arguments, *, jit: bool = True):
+    `report` is told the share done of a compilation, or of a warm-up: 0 before something has to wait for it, 1 after.
+    """
+
+    def __init__(
+        self,
+        arch: Arch,
+        shapes: Shapes,
+        arguments: Arguments,
+        *,
+        jit: bool = True,
+        report: Callable[[float], None] = lambda share: None,
+    ):
         self.arch = arch
         self.shapes = shapes
         self.arguments = arguments
         self._jit = jit
+        self._report = report
+        self._lowering = threading.Lock()
         self._steps: dict[Bucket, Callable] = {}
         self._admit: Callable | None = None
         self._warm = False
@@ -56,11 +70,13 @@ class Compiler:
         if bucket not in self._steps:
             if self._warm:
                 logger.warning("Compiling %s, which the warm-up did not foresee; requests wait for it.", bucket)
-            self._steps[bucket] = self.lower(bucket).compile() if self._jit else _uncompiled(self._function(bucket))
+            self._steps[bucket] = (
+                self._reported(partial(self._compile, bucket)) if self._jit else _uncompiled(self._function(bucket))
+            )
         return self._steps[bucket]
 
     def admit(self) -> Callable:
-        function = self._admit or (self._lower_admit().compile() if self._jit else _uncompiled(admit))
+        function = self._admit or (self._reported(self._compile_admit) if self._jit else _uncompiled(admit))
         self._admit = function
         return function
 
@@ -71,7 +87,7 @@ class Compiler:
 
     def temporaries(self, bucket: Bucket) -> int:
         """Bytes that a step takes beside its arguments and results."""
-        compiled = self.lower(bucket).compile()
+        compiled = self._compile(bucket)
         self._steps[bucket] = compiled
         return compiled.memory_analysis().temp_size_in_bytes
 
@@ -81,20 +97,46 @@ class Compiler:
         started = time.monotonic()
         pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="compile")
         try:
-            steps = {b: pool.submit(self.lower(b).compile) for b in buckets if b not in self._steps}
-            admission = pool.submit(self._lower_admit().compile)
+            known = len(self._steps)
+            steps = {b: pool.submit(self._compile, b) for b in buckets if b not in self._steps}
+            admission = pool.submit(self._compile_admit)
             yield
             columns = (TextColumn("Compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            with Progress(
-                *columns, transient=True, console=Console(stderr=True), disable=not sys.stderr.isatty()
-            ) as progress:
-                for bucket, future in progress.track(steps.items(), total=len(steps)):
+            bar = Progress(*columns, transient=True, console=Console(stderr=True), disable=not sys.stderr.isatty())
+            total = known + len(steps) + 1
+            self._report(known / total)
+            with bar:
+                for bucket, future in bar.track(steps.items(), total=len(steps)):
                     self._steps[bucket] = future.result()
+                    self._report(len(self._steps) / total)
             self._admit = admission.result()
+            self._report(1.0)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         self._warm = True
-        logger.info("Compiled %d steps in %.1f s.", len(steps), time.monotonic() - started)
+        logger.info(
+            "Compiled %d steps in %.1f s, beside the %d that memory was planned with.",
+            len(steps),
+            time.monotonic() - started,
+            known,
+        )
+
+    def _reported(self, make: Callable[[], Any]) -> Any:
+        self._report(0.0)
+        try:
+            return make()
+        finally:
+            self._report(1.0)
+
+    def _compile(self, bucket: Bucket) -> Any:
+        with self._lowering:  # it is all Python: side by side, each would only come later to what is not
+            lowered = self.lower(bucket)
+        return lowered.compile()
+
+    def _compile_admit(self) -> Any:
+        with self._lowering:
+            lowered = self._lower_admit()
+        return lowered.compile()
 
     def _function(self, bucket: Bucket) -> Callable:
         return partial(step, arch=self.arch, layout=Layout(bucket, self.shapes))

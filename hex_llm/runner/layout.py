@@ -34,6 +34,7 @@ class Shapes:
     table_width: int
     num_pages: int
     max_fresh: int  # requests that may join in one step
+    mixed: bool  # steps with prompts also hold the decodes of others
     max_model_len: int
     vocab_size: int
 
@@ -48,7 +49,7 @@ class Layout:
         bucket, shapes = self.bucket, self.shapes
         fields = {
             "tokens": (bucket.tokens,),  # -1 - slot: the token that the slot's request sampled last
-            "counts": (2,),  # sequences of one token, sequences
+            "counts": (3,),  # sequences of one token, sequences, tokens up to the last that has a target
             "slot": (bucket.seqs,),
             "kv_len": (bucket.seqs,),  # tokens with this step's
             "flags": (bucket.seqs,),
@@ -59,7 +60,7 @@ class Layout:
         if not bucket.decode:
             fields["length"] = (bucket.seqs,)  # tokens in this step
             fields["fresh"] = (shapes.max_fresh, 1 + shapes.table_width)  # slot, its whole page table
-        if bucket.variant == Variant.PROMPT:
+        if not bucket.decode and bucket.variant >= Variant.PROMPT:
             fields["target"] = (bucket.tokens,)  # the token after each token, whose log-probability is wanted
         return fields
 

@@ -7,9 +7,10 @@ from typing import Any
 from hex_llm.errors import OutOfMemory
 
 GIB = 2**30
-# The host's memory is shared with everything else: a CPU "device" takes no more than this for its KV cache, and no
-# more than half of what is free. --num_blocks overrides it, as on any device.
-MAX_CPU_KV = 4 * GIB
+# The host's memory is shared with everything else, and to touch it all takes time at every start: a CPU "device" takes
+# no more than this for its KV cache, unless the longest sequence needs more, and no more than half of what is free.
+# --num_blocks overrides it, as on any device.
+MAX_CPU_KV = 1 * GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Memory:
 
     total: int
     used: int
-    kv_limit: int | None = None
+    kv_limit: int | None = None  # of the host's memory: what the KV cache takes at most, but for the longest sequence
 
     @classmethod
     def of(cls, device: Any) -> "Memory":  # a jax.Device
@@ -70,10 +71,13 @@ def plan_blocks(
             )
         return num_blocks + 1
     wanted = room * share.of_free if share.of_total is None else room - memory.total * (1 - share.of_total)
+    least = -(-max_model_len // block_size) + 1
     if memory.kv_limit is not None:
-        wanted = min(wanted, memory.kv_limit)
+        wanted = min(wanted, max(memory.kv_limit, min(least * needs.block, memory.total // 2)))
     blocks = int(max(wanted, 0) // needs.block)
-    if blocks * block_size < max_model_len + block_size:
+    if memory.kv_limit is not None and blocks > least:
+        blocks = max(_rounded(blocks), least)
+    if blocks < least:
         fits = max((blocks - 1) * block_size, 0)
         advice = f"--max_model_len={fits} would fit" if fits else "a smaller model, more devices or fewer bits would"
         raise OutOfMemory(
@@ -82,6 +86,14 @@ def plan_blocks(
             f"{_table(memory, needs)}"
         )
     return blocks if most_blocks is None else min(blocks, most_blocks + 1)
+
+
+def _rounded(blocks: int) -> int:
+    """Down by a sixteenth at most: what is free on a host is never the same, and steps are compiled for a number of
+    blocks, so that the next start should come to the same number to find them.
+    """
+    unit = 2 ** max(blocks.bit_length() - 5, 0)
+    return blocks // unit * unit
 
 
 def _table(memory: Memory, needs: Needs) -> str:

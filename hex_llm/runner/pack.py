@@ -30,7 +30,7 @@ class Packer:
         slots = np.fromiter((piece.request.slot for piece in step), np.int32, num_seqs)
         bucket = self._bucket(step, Variant(self._variant[slots].max()))
         blob, fields = self._layout(bucket).empty()
-        fields["counts"][:] = sum(piece.length == 1 for piece in step), num_seqs
+        fields["counts"][:2] = sum(piece.length == 1 for piece in step), num_seqs
         fields["slot"][:num_seqs] = slots
         fields["kv_len"][:num_seqs] = [piece.start + piece.length for piece in step]
         fields["flags"][:num_seqs] = [SAMPLES * piece.samples for piece in step]
@@ -95,6 +95,7 @@ class Packer:
             if wants_prompt_logprobs(piece):
                 following = piece.request.tokens(piece.start + 1, piece.start + piece.length + 1)
                 fields["target"][place : place + len(following)] = following
+                fields["counts"][2] = place + len(following)
             place = stop
 
     def _check(self, fields: dict[str, np.ndarray]) -> None:

@@ -1,6 +1,7 @@
 """The door to the device: steps in, tokens out."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,7 +27,7 @@ class DeviceRunner:
         self._compiler = compiler
         self._packer = Packer(compiler.shapes, buckets)
         self._kv: tuple[Array, ...] = tuple(jnp.zeros(page.shape, page.dtype) for page in compiler.arguments.kv)
-        self._state = empty_state(compiler.shapes)
+        self._state = jax.jit(partial(empty_state, compiler.shapes))()
 
     def dispatch(self, step: Sequence[Slice]) -> "PendingOutput":
         for piece in step:

@@ -109,12 +109,17 @@ def _limit(logits: Array, peak: Array, temperature: Array, rows: SamplingRows, d
         below = _below_peak(logits, peak, temperature)
         count = jnp.where(by_top_k, rows.top_k.astype(jnp.float32), jnp.inf)
 
+        peaks = _total(below, jnp.ones_like(below), jnp.zeros_like(peak))[1]
+
         def stage(number: Array, limit: Array) -> Array:
             """First top_k, by tokens that count 1 each, then top_p, by what is left of their mass."""
             by_count = number == 0
             weights = jnp.where(by_count, jnp.ones_like(below), jnp.exp(below))
-            mass = jnp.where(by_top_p, rows.top_p * _total(below, weights, limit)[0], jnp.inf)
-            return _raise_limit(below, weights, jnp.where(by_count, count, mass), limit)
+
+            def target(total: Array) -> Array:
+                return jnp.where(by_count, count, jnp.where(by_top_p, rows.top_p * total, jnp.inf))
+
+            return _raise_limit(below, weights, peaks, target, limit)
 
         return lax.fori_loop(0, 2, stage, jnp.maximum(jnp.log(rows.min_p), _DEPTH))
 
@@ -128,45 +133,51 @@ class _Bisection:
     step: Array  # [] int32
     low: Array  # [S]
     high: Array  # [S]
+    target: Array  # [S]: what the weights at or above the limit must add up to
     total_low: Array  # [S]: the weights at or above `low`
     count_low: Array  # [S]: the tokens at or above `low`
     count_high: Array  # [S]
 
 
-def _raise_limit(values: Array, weights: Array, target: Array, limit: Array) -> Array:
-    """The highest limit above which the weights still add up to `target`; `limit` where they do not even there."""
-    low, high = limit, jnp.zeros_like(limit)  # between the limit so far and the likeliest token
-    total_low, count_low = _total(values, weights, low)
-    total_high, count_high = _total(values, weights, high)
-    enough = total_high >= target  # the likeliest token alone
+def _raise_limit(values: Array, weights: Array, peaks: Array, target: Callable[[Array], Array], limit: Array) -> Array:
+    """The highest limit above which the weights still add up to `target`, which is told their sum above `limit`;
+    `limit` where they do not even there. `peaks` says how many values are 0, the highest; they weigh 1 each.
+    """
 
     def unsettled(state: _Bisection) -> Array:
         # Not when the target is met to the point or cannot be met, nor with one token left between low and high.
-        return (state.total_low > target) & (state.count_low - state.count_high > 1)
+        return (state.total_low > state.target) & (state.count_low - state.count_high > 1)
 
     def halve(state: _Bisection) -> _Bisection:
-        middle = (state.low + state.high) / 2
+        # The first turn looks at `low` itself, so that there is one place that adds up: each is a kernel to compile.
+        first = state.step == 0
+        middle = jnp.where(first, state.low, (state.low + state.high) / 2)
         total, count = _total(values, weights, middle)
-        rise = unsettled(state) & (total >= target)
-        fall = unsettled(state) & (total < target)
+        wanted = jnp.where(first, target(total), state.target)
+        rise = first | (unsettled(state) & (total >= wanted))
+        fall = ~first & unsettled(state) & (total < wanted)
+        enough = first & (peaks >= wanted)  # the likeliest token alone
         return _Bisection(
             step=state.step + 1,
-            low=jnp.where(rise, middle, state.low),
+            low=jnp.where(enough, state.high, jnp.where(rise, middle, state.low)),
             high=jnp.where(fall, middle, state.high),
+            target=wanted,
             total_low=jnp.where(rise, total, state.total_low),
-            count_low=jnp.where(rise, count, state.count_low),
+            count_low=jnp.where(enough, peaks, jnp.where(rise, count, state.count_low)),
             count_high=jnp.where(fall, count, state.count_high),
         )
 
+    endless = jnp.full_like(limit, jnp.inf)
     start = _Bisection(
         step=jnp.int32(0),
-        low=jnp.where(enough, high, low),
-        high=high,
-        total_low=total_low,
-        count_low=jnp.where(enough, count_high, count_low),
-        count_high=count_high,
+        low=limit,
+        high=jnp.zeros_like(limit),
+        target=-endless,
+        total_low=endless,
+        count_low=endless,
+        count_high=peaks,
     )
-    return lax.while_loop(lambda state: (state.step < _HALVINGS) & jnp.any(unsettled(state)), halve, start).low
+    return lax.while_loop(lambda state: (state.step <= _HALVINGS) & jnp.any(unsettled(state)), halve, start).low
 
 
 def _total(values: Array, weights: Array, limit: Array) -> tuple[Array, Array]:

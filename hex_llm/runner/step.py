@@ -3,6 +3,7 @@
 Unpack, embed, layers, the logits of the last token of each sequence, sampling, and what the next step needs.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -44,7 +45,8 @@ def step(
 
     slot, position = fields["slot"], batch.kv_len  # the sampled token's position is the number of tokens so far
     columns = _columns(fields["sampling"])
-    choices = logits if variant == Variant.PLAIN else _process(logits, state, fields, columns)
+    asked = jnp.any(fields["flags"] & HAS_RULES > 0)
+    choices = _extra(variant, asked, lambda: _process(logits, state, fields, columns), lambda: logits)
     rows = SamplingRows(
         temperature=columns["temperature"],
         top_p=columns["top_p"],
@@ -71,12 +73,25 @@ def step(
     )
     output = StepOutput(
         tokens=jnp.where(usable, tokens, -1),
-        logprobs=None if variant == Variant.PLAIN else pack_logprobs(logits, tokens),
+        logprobs=(
+            None
+            if variant == Variant.PLAIN
+            else _extra(variant, asked, lambda: pack_logprobs(logits, tokens), lambda: _no_logprobs(logits))
+        ),
         prompt_logprobs=(
-            _prompt_logprobs(params, arch, hidden, fields["target"]) if variant == Variant.PROMPT else None
+            _prompt_logprobs(params, arch, hidden, fields["target"], fields["counts"][2])
+            if "target" in fields
+            else None
         ),
     )
     return kv, state, output
+
+
+def _extra(variant: Variant, asked: Array, compute: Callable[[], Array], otherwise: Callable[[], Array]) -> Array:
+    """What a variant above PLAIN computes, and ANY where a request of the step asks for it."""
+    if variant == Variant.ANY:
+        return lax.cond(asked, compute, otherwise)
+    return otherwise() if variant == Variant.PLAIN else compute()
 
 
 def _update_page_table(page_table: Array, fields: dict[str, Array]) -> Array:
@@ -111,7 +126,7 @@ def _batch(fields: dict[str, Array], last_token: Array, page_table: Array, layou
         cu_q=cu_q,
         kv_len=kv_len,
         page_table=table,
-        num_decode=fields["counts"][0],
+        num_decode=fields["counts"][0] if bucket.decode or layout.shapes.mixed else None,
         num_seqs=fields["counts"][1],
     )
     return batch, last
@@ -155,12 +170,22 @@ def pack_logprobs(logits: Array, tokens: Array) -> Array:
     return jnp.concatenate([bits[:, :1], rank[:, None], top_ids, bits[:, 1:]], axis=1)
 
 
-def _prompt_logprobs(params: Any, arch: Arch, hidden: Array, target: Array) -> Array:
-    """A few rows at a time: the logits of a whole prompt would not fit."""
+def _no_logprobs(logits: Array) -> Array:
+    return jnp.zeros((logits.shape[0], 2 + 2 * min(MAX_LOGPROBS, logits.shape[1])), jnp.int32)
+
+
+def _prompt_logprobs(params: Any, arch: Arch, hidden: Array, target: Array, num_wanted: Array) -> Array:
+    """Of the first `num_wanted` tokens, a few rows at a time: the logits of a whole prompt would not fit."""
     num_tokens = target.shape[0]
     rows = min(PROMPT_ROWS, num_tokens)
     padding = -num_tokens % rows
-    hidden = jnp.pad(hidden, ((0, padding), (0, 0))).reshape(-1, rows, hidden.shape[1])
-    target = jnp.pad(target, (0, padding)).reshape(-1, rows)
-    packed = lax.map(lambda x: pack_logprobs(decoder.logits(params, arch, x[0]), x[1]), (hidden, target))
-    return packed.reshape(num_tokens + padding, -1)[:num_tokens]
+    hidden = jnp.pad(hidden, ((0, padding), (0, 0)))
+    target = jnp.pad(target, (0, padding))
+
+    def body(i: Array, packed: Array) -> Array:
+        some_hidden, some_target = (lax.dynamic_slice_in_dim(x, i * rows, rows) for x in (hidden, target))
+        new = pack_logprobs(decoder.logits(params, arch, some_hidden), some_target)
+        return lax.dynamic_update_slice_in_dim(packed, new, i * rows, 0)
+
+    empty = jnp.zeros((num_tokens + padding, 2 + 2 * min(MAX_LOGPROBS, arch.vocab_size)), jnp.int32)
+    return lax.fori_loop(0, -(-num_wanted // rows), body, empty)[:num_tokens]

@@ -1,25 +1,20 @@
 """A conversation as a prompt, by the model's chat template."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
-
 from hex_llm.errors import ChatTemplateMissing, RequestError
+from hex_llm.text.template import render, variables_of
 from hex_llm.text.tokenizer import Tokenizer
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+# The variables of a template that a request may set, where nobody says otherwise.
+TEMPLATE_KWARGS = ("enable_thinking",)
 
-# What a template's code can raise on messages that it does not expect; transformers adds ValueErrors of its own.
-_TEMPLATE_ERRORS = (
-    TemplateError,
-    TypeError,
-    ValueError,
-    LookupError,
-    ArithmeticError,
-    AttributeError,
-    RecursionError,
-)
+# Put behind a message that is to be continued, to see where the template leaves it; the space, to see whether it
+# trims messages.
+_MARK = "[hex-llm:continue-here] "
+_MAX_SHOWN = 100
 
 
 def encode_chat(
@@ -29,6 +24,8 @@ def encode_chat(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     template: str | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+    allowed_kwargs: Collection[str] = TEMPLATE_KWARGS,
 ) -> list[int]:
     """The tokens of a conversation. The template writes the special tokens, so that none are added."""
     text = render_chat(
@@ -37,6 +34,8 @@ def encode_chat(
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
         template=template,
+        template_kwargs=template_kwargs,
+        allowed_kwargs=allowed_kwargs,
     )
     return tokenizer.encode(text, add_special_tokens=False)
 
@@ -48,11 +47,14 @@ def render_chat(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     template: str | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+    allowed_kwargs: Collection[str] = TEMPLATE_KWARGS,
+    max_chars: int | None = None,
 ) -> str:
     """The text of a conversation, by `template` or else the model's own.
 
     `add_generation_prompt` opens the assistant's answer; `continue_final_message` leaves the last message open, for
-    the model to go on with it.
+    the model to go on with it. `template_kwargs` are variables of the template. More than `max_chars` are refused.
     """
     template = template or tokenizer.chat_template
     if template is None:
@@ -66,15 +68,52 @@ def render_chat(
             param="continue_final_message",
         )
     checked = check_messages(messages)
-    try:
-        return tokenizer.render(
-            checked,
-            chat_template=template,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
+    variables = {
+        **tokenizer.special_tokens,
+        **_check_kwargs(template_kwargs or {}, allowed_kwargs, template),
+        "messages": [*checked[:-1], _marked(checked[-1])] if continue_final_message else checked,
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": add_generation_prompt,
+    }
+    text = render(template, variables, max_chars=max_chars)
+    return _cut_at_mark(text, checked[-1]["content"]) if continue_final_message else text
+
+
+def _marked(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "content": message["content"] + _MARK}
+
+
+def _cut_at_mark(text: str, content: str) -> str:
+    place = text.rfind(_MARK.strip())
+    if place < 0 or content.strip() not in text:
+        raise RequestError(
+            "The last message cannot be continued: the chat template does not show it as it is.",
+            param="continue_final_message",
         )
-    except _TEMPLATE_ERRORS as error:
-        raise RequestError(f"The chat template refuses the messages: {error}", param="messages") from error
+    # A template that trims messages has trimmed the mark's space and not the spaces that are now before it.
+    return text[:place] if text.startswith(_MARK, place) else text[:place].rstrip()
+
+
+def _check_kwargs(kwargs: Mapping[str, Any], allowed: Collection[str], template: str) -> Mapping[str, Any]:
+    for name, value in kwargs.items():
+        if name not in allowed:
+            raise RequestError(
+                f"chat_template_kwargs has {_shown(name)}, which is not one of {', '.join(sorted(allowed))}.",
+                param="chat_template_kwargs",
+            )
+        if name == "enable_thinking" and not isinstance(value, bool):
+            raise RequestError(
+                f"chat_template_kwargs.enable_thinking is a {type(value).__name__}, not true or false.",
+                param="chat_template_kwargs",
+            )
+        # To ask for nothing of a template that knows nothing of it is no mistake.
+        if value not in (False, None) and name not in variables_of(template):
+            raise RequestError(
+                f"chat_template_kwargs has {name!r}, which the model's chat template knows nothing of.",
+                param="chat_template_kwargs",
+            )
+    return kwargs
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -91,7 +130,7 @@ def _check_message(message: Mapping[str, Any], param: str) -> dict[str, Any]:
         raise RequestError(f"{param} is a {type(message).__name__}, not an object.", param=param)
     role = message.get("role")
     if role not in ROLES:
-        raise RequestError(f"{param}.role is {role!r}, not one of {', '.join(ROLES)}.", param=f"{param}.role")
+        raise RequestError(f"{param}.role is {_shown(role)}, not one of {', '.join(ROLES)}.", param=f"{param}.role")
     content = message.get("content")
     # An answer that only called tools has no content.
     if content is None and role == "assistant" and message.get("tool_calls"):
@@ -116,9 +155,16 @@ def _part_text(part: Any, param: str) -> str:
         raise RequestError(f"{param} is a {type(part).__name__}, not an object.", param=param)
     if part.get("type") != "text":
         raise RequestError(
-            f"{param}.type is {part.get('type')!r}; this model reads parts of type 'text' only.", param=f"{param}.type"
+            f"{param}.type is {_shown(part.get('type'))}; this model reads parts of type 'text' only.",
+            param=f"{param}.type",
         )
     text = part.get("text")
     if not isinstance(text, str):
         raise RequestError(f"{param}.text is a {type(text).__name__}, not a string.", param=f"{param}.text")
     return text
+
+
+def _shown(value: Any) -> str:
+    """A client's value as a message quotes it."""
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."

@@ -1,37 +1,21 @@
-"""The tokenizer of a model: text to token ids and back, its special tokens, and the sampling it was published with.
-
-transformers reads the files; it is imported when a tokenizer is loaded, for it takes two seconds.
-"""
+"""The tokenizer of a model: text to token ids and back, its special tokens, and the sampling it was published with."""
 
 import enum
-import importlib.util
+import functools
 import json
-import logging
 import re
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from hex_llm.errors import CheckpointError, ConfigError, RequestError
-from hex_llm.model_files import find_json, impostor
+from hex_llm.errors import CheckpointError, RequestError
+from hex_llm.model_files import find_json
+from hex_llm.text.tokenizer_files import read_tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-# What a tokenizer's vocabulary may lie in; the first that is there is named when it cannot be read.
-_VOCABULARY_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tekken.json",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "vocab.json",
-    "vocab.txt",
-)
-_SMALL_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-# What transformers reads a SentencePiece model with.
-_SENTENCEPIECE = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}
 
 
 class Joining(enum.Enum):
@@ -51,9 +35,14 @@ class GenerationDefaults:
     top_k: int | None = None
     repetition_penalty: float | None = None
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """Those it says something about, by the names of sampling parameters."""
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
+
 
 class Tokenizer:
-    """A tokenizer of transformers, fast (Rust) or slow (Python).
+    """A fast tokenizer (Rust) or a slow one of transformers (Python).
 
     `decode` never cleans up spaces afterwards ("word ." to "word."), whatever tokenizer_config.json asks for: that
     rewrites text which a stream has already sent. Ids without a token decode to nothing.
@@ -61,7 +50,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        source: Any,  # transformers.PreTrainedTokenizerBase, whose import is what load() puts off
+        source: Any,  # TokenizerJson or transformers.PreTrainedTokenizerBase, which load() does without if it can
         *,
         eos_ids: Iterable[int] = (),
         defaults: GenerationDefaults | None = None,
@@ -76,6 +65,8 @@ class Tokenizer:
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.bos_id: int | None = source.bos_token_id
         self.eos_ids = frozenset(eos_ids) | {id for id in (source.eos_token_id,) if id is not None}
+        self.special_tokens: Mapping[str, str] = source.special_tokens_map
+        """Those that have names, such as bos_token: what templates call them."""
         self.special_ids = self._skipped_ids()
         self.defaults = defaults or GenerationDefaults()
         self.joining = Joining.WINDOW if self._rust is None else _joining(self._rust.decoder)
@@ -92,7 +83,7 @@ class Tokenizer:
         model_folder = model_folder or folder
         config_path, generation_path = model_folder / "config.json", model_folder / "generation_config.json"
         config, generation = find_json(config_path) or {}, find_json(generation_path) or {}
-        source = _load_source(folder, mode)
+        source = read_tokenizer(folder, mode)
         text_config = config.get("text_config") or {}
         if not isinstance(text_config, dict):
             raise CheckpointError(f"{config_path}: text_config is a {type(text_config).__name__}, not an object.")
@@ -113,10 +104,7 @@ class Tokenizer:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise RequestError(
-                f"The text holds U+{ord(text[error.start]):04X} at character {error.start}, half of a surrogate pair, "
-                "which is not a character."
-            ) from None
+            raise no_character(error) from None
         if self._rust is not None:  # past transformers, which sets truncation on each call: not safe in threads
             return self._rust.encode(text, add_special_tokens=add_special_tokens).ids
         return list(self._source.encode(text, add_special_tokens=add_special_tokens))
@@ -137,9 +125,17 @@ class Tokenizer:
                 sequences[tuple(self.encode(text, add_special_tokens=False))] = None
         return tuple(sequences)
 
-    def render(self, messages: Sequence[Any], **options: Any) -> str:
-        """Messages as the text of a chat template, in jinja's sandbox; options are apply_chat_template's."""
-        return self._source.apply_chat_template(list(messages), tokenize=False, **options)
+    @functools.cached_property
+    def max_token_chars(self) -> int:
+        """The most characters of a text that a token stands for: a longer text needs more tokens than one.
+
+        Not counted are spaces that some tokens swallow and unknown words of any length that become one token.
+        """
+        vocabulary: dict[str, int] = self._source.get_vocab()
+        if self.joining is not Joining.BYTES:
+            return max(map(len, vocabulary), default=1)
+        added = self._rust.get_added_tokens_decoder()
+        return max(len(name) if id in added else _num_characters(name) for name, id in vocabulary.items())
 
     def check_embedding(self, num_rows: int) -> None:
         """Refuses a tokenizer with tokens that the model has no embedding for."""
@@ -214,6 +210,15 @@ class Tokenizer:
         return frozenset(id for id, token in added.items() if token.special)
 
 
+def no_character(error: UnicodeEncodeError, *, param: str | None = None) -> RequestError:
+    """What is said of a text that cannot be UTF-8."""
+    return RequestError(
+        f"The text holds U+{ord(error.object[error.start]):04X} at character {error.start}, half of a surrogate pair, "
+        "which is not a character.",
+        param=param,
+    )
+
+
 def _byte_alphabet() -> dict[str, int]:
     """The characters by which byte-level vocabularies write bytes: printable ones stand for themselves."""
     themselves = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -222,6 +227,13 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF_CHARACTER = _byte_alphabet()
+# The characters of the alphabet that stand for a byte inside a character of UTF-8.
+_INNER_BYTES = frozenset(character for character, byte in _BYTE_OF_CHARACTER.items() if 0x80 <= byte < 0xC0)
+
+
+def _num_characters(name: str) -> int:
+    """How many characters begin in the bytes that a name spells, each of which begins in one token only."""
+    return len(name) - sum(character in _INNER_BYTES for character in name)
 
 
 def _byte_tokens(vocabulary: dict[str, int]) -> dict[int, int]:
@@ -246,64 +258,6 @@ def _joining(decoder: Any) -> Joining:
     single = {"Replace", "ByteFallback", "Strip", "Metaspace", "WordPiece"}
     whole = all(step["type"] == "Fuse" or (step["type"] == "Strip" and not step["stop"]) for step in steps[fused:])
     return Joining.PIECES if whole and single.issuperset(kinds[:fused]) else Joining.WINDOW
-
-
-def _load_source(folder: Path, mode: Literal["auto", "slow"]) -> Any:
-    present = [name for name in _VOCABULARY_FILES if (folder / name).is_file()]
-    if not present:
-        raise CheckpointError(
-            f"{folder} holds no tokenizer: there is no tokenizer.json, nor any of {', '.join(_VOCABULARY_FILES[1:])}."
-        )
-    for name in _SMALL_FILES:
-        find_json(folder / name)
-    _check_vocabulary(folder / present[0])
-
-    logger = logging.getLogger("transformers")
-    logger.addFilter(_is_not_about_torch)
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-    # tokenizer.json says all there is to know. The class that tokenizer_config.json names would rebuild a tokenizer
-    # from parts of it, which is not always the same one, or ask to run code.
-    loader = PreTrainedTokenizerFast if mode == "auto" and present[0] == "tokenizer.json" else AutoTokenizer
-    try:
-        source = loader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the tokenizers library raises nothing narrower
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"{folder / present[0]} cannot be read as a tokenizer: {reason}") from error
-    if mode == "slow" and source.is_fast:
-        raise ConfigError(
-            f"--tokenizer_mode=slow: transformers has no Python tokenizer for {folder}, only "
-            f"{type(source).__name__}, a fast one; leave the flag at auto."
-        )
-    return source
-
-
-def _check_vocabulary(path: Path) -> None:
-    """Says of a file that transformers cannot read what would help; transformers' own words may mislead."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(100)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
-    if what := impostor(head):
-        raise CheckpointError(f"{path} is {what}.")
-    missing = [package for package, module in _SENTENCEPIECE.items() if not _installed(module)]
-    if path.suffix == ".model" and missing:
-        raise CheckpointError(
-            f"{path.parent} has {path.name} but no tokenizer.json, which is needed: put one there, or"
-            f" `pip install {' '.join(missing)}` to have it made from {path.name}."
-        )
-
-
-def _installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package that it is in
-        return False
-
-
-def _is_not_about_torch(record: logging.LogRecord) -> bool:
-    return "PyTorch was not found" not in record.getMessage()
 
 
 def _token_ids(values: dict[str, Any], name: str, path: Path) -> list[int]:

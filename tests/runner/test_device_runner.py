@@ -9,11 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hex_llm import build
+from hex_llm.config import Config
 from hex_llm.engine.admission import new_request
 from hex_llm.engine.request import FinishReason, SamplingParams
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention import api
 from hex_llm.models import decoder
+from hex_llm.runner.buckets import FINE
 from tests.checkpoints import write_llama
 from tests.runner.engines import SMALL, make_engine, run, sharing, tokens
 
@@ -287,6 +290,45 @@ def test_a_row_of_nan_ends_that_request_alone(engine, monkeypatch):
     assert tokens(good) == tokens(also_good) == expected[0]
     # Nor does what it left in memory reach those who get its blocks.
     assert [tokens(each) for each in run(engine, *[(each, GREEDY) for each in prompts])] == expected
+
+
+def test_a_compiled_step_for_each_variant_and_one_for_all_give_the_same_output(folder, engine, monkeypatch):
+    monkeypatch.setattr(build, "GROWTH", {})
+    separate = make_engine(folder, max_prefill_seqs=4)
+    assert separate._runner._packer._buckets.growth == FINE != engine._runner._packer._buckets.growth
+    rng = random.Random(5)
+    asked = [random_request(rng, prompt(40)) for _ in range(16)]
+    for some in (asked[:1], asked[1:4], asked[4:]):
+        for got, expected in zip(run(separate, *some), run(engine, *some), strict=True):
+            assert tokens(got) == tokens(expected)
+            for one, other in zip(got, expected, strict=True):
+                assert (one.logprobs is None, one.prompt_logprobs) == (other.logprobs is None, other.prompt_logprobs)
+                assert [each.top for each in one.logprobs or ()] == [each.top for each in other.logprobs or ()]
+
+
+def test_a_start_tells_how_far_it_is(folder):
+    told: list[tuple[str, float]] = []
+    config = Config(model=str(folder), **SMALL | {"warmup": True})
+    build.build_engine(config, build.find_model(config), lambda phase, share: told.append((phase, share)))
+    phases = [build.PLANNING, build.WEIGHTS, build.KV_CACHE, build.COMPILING]
+    assert list(dict.fromkeys(phase for phase, _ in told)) == phases
+    for phase in phases:
+        shares = [share for each, share in told if each == phase]
+        assert shares == sorted(shares)
+        assert (shares[0] < 1, shares[-1]) == (True, 1)
+
+
+def test_a_compilation_after_the_start_is_told_before_and_after(folder):
+    told: list[tuple[str, float]] = []
+    config = Config(model=str(folder), **SMALL)
+    engine = build.build_engine(config, build.find_model(config), lambda phase, share: told.append((phase, share)))
+    assert build.COMPILING not in dict(told)
+    told.clear()
+    run(engine, (prompt(3), SamplingParams(max_tokens=2, logprobs=1)))
+    assert told == [(build.COMPILING, 0.0), (build.COMPILING, 1.0)] * 3  # admission, prompt, decode
+    told.clear()
+    run(engine, (prompt(3), SamplingParams(max_tokens=2)))
+    assert not told
 
 
 def test_without_jit_the_output_is_the_same(folder, engine):

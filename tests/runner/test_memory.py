@@ -24,6 +24,18 @@ def test_the_host_keeps_some_of_its_memory():
     assert plan(Memory(total=40 * GIB, used=0, kv_limit=4 * GIB)) == 4 * 256
 
 
+def test_the_host_gives_the_longest_sequence_what_it_needs_up_to_half_of_its_memory():
+    assert plan(Memory(total=40 * GIB, used=0, kv_limit=GIB), max_model_len=32768) == 1025
+    with pytest.raises(OutOfMemory):
+        plan(Memory(total=24 * GIB, used=0, kv_limit=GIB), max_model_len=131072)
+
+
+def test_a_little_more_or_less_free_memory_on_the_host_is_the_same_number_of_blocks():
+    blocks = {plan(Memory(total=40 * GIB, used=0, kv_limit=GIB - free * 2**20)) for free in range(1, 50)}
+    assert blocks == {240}
+    assert plan(Memory(total=40 * GIB, used=0, kv_limit=GIB - 2**20), num_blocks=251) == 252
+
+
 def test_blocks_that_nothing_could_use_are_not_taken():
     assert plan(most_blocks=1000) == 1001
     assert plan(most_blocks=5000) == 10 * 256

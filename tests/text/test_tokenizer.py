@@ -2,13 +2,28 @@
 
 import importlib.util
 import json
+import random
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from built_tokenizers import PythonTokenizer, byte_level, llama2, python, train_byte_level, unigram
+from built_tokenizers import (
+    TEXT,
+    PythonTokenizer,
+    byte_level,
+    byte_level_with_added_tokens,
+    llama2,
+    metaspace,
+    python,
+    train_byte_level,
+    unigram,
+    wrap,
+)
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hex_llm.errors import CheckpointError, ConfigError, RequestError
@@ -199,14 +214,33 @@ def test_single_tokens_read_as_in_the_middle_of_a_text():
     assert gemma.token_bytes(gemma.vocab_size + 1) == b""
 
 
-def test_loading_is_silent_and_imports_transformers_late_and_jax_never(folder: Path):
+@pytest.mark.parametrize("build", [byte_level, byte_level_with_added_tokens, llama2, unigram, metaspace])
+def test_no_text_has_more_characters_than_its_tokens_can_stand_for(build: Callable[[], Tokenizer]):
+    tokenizer, choose = build(), random.Random(0)
+    for _ in range(300):
+        text = "".join(choose.choices(TEXT, k=choose.randrange(60)))
+        assert len(text) <= len(tokenizer.encode(text, add_special_tokens=False)) * tokenizer.max_token_chars
+    assert tokenizer.max_token_chars <= 12
+
+
+def test_the_characters_of_a_token_of_bytes_are_counted_and_not_the_bytes():
+    tokenizer = RustTokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.train_from_iterator(["你好"] * 9, trainers.BpeTrainer(vocab_size=300, show_progress=False))
+    assert len(wrap(tokenizer).encode("你好")) == 1
+    assert wrap(tokenizer).max_token_chars == 2
+    tokenizer.add_tokens(["¡¡¡"])  # written as it is, and not as bytes
+    assert wrap(tokenizer).max_token_chars == 3
+
+
+def test_loading_is_silent_and_imports_neither_transformers_nor_jax(folder: Path):
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from hex_llm.text import chat, detokenizer, tokenizer\n"
-        "assert 'transformers' not in sys.modules\n"
+        "from hex_llm.text import chat, client, detokenizer, process, tokenizer\n"
         f"tokenizer.Tokenizer.load(Path({str(folder)!r}))\n"
-        "assert 'jax' not in sys.modules and 'torch' not in sys.modules\n"
+        "assert not {'jax', 'torch', 'transformers'} & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

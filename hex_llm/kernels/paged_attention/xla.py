@@ -3,7 +3,7 @@
 Loops with run-time bounds walk over the keys in chunks and keep a running softmax, so neither the length of the
 page table nor the padding of the batch costs anything, and no shape but the token count is compiled for.
 
-Sequences of one token (decodes) are taken several at a time, each against its own pages. Longer ones (prompts, and
+Sequences of one token (decodes) are taken several at a time, each against its own pages. The others (prompts, and
 parts of prompts) go one by one, in tiles of queries that share the keys.
 """
 
@@ -62,14 +62,16 @@ def paged_attention(
         return jnp.maximum(position - (window - 1), 0) // CHUNK if window is not None else jnp.zeros_like(position)
 
     q = q.reshape(num_tokens, num_kv_heads, -1, head_dim)
-    out = _decode(q, pages, batch, score, first_chunk)
+    out, num_done = jnp.zeros_like(q), jnp.int32(0)
+    if batch.num_decode is not None:
+        out, num_done = _decode(q, pages, batch, batch.num_decode, score, first_chunk), batch.num_decode
     if batch.cu_q is not None:
-        out = _prefill(q, pages, batch, batch.cu_q, score, first_chunk, out)
+        out = _prefill(q, pages, batch, batch.cu_q, num_done, score, first_chunk, out)
     return out.reshape(num_tokens, num_heads, head_dim), pages
 
 
-def _decode(q: Array, pages: Array, batch: Batch, score: Callable, first_chunk: Callable) -> Array:
-    """[T, K, G, H] with the rows of the sequences that have one token filled in, and zeros elsewhere."""
+def _decode(q: Array, pages: Array, batch: Batch, num_decode: Array, score: Callable, first_chunk: Callable) -> Array:
+    """[T, K, G, H] with the rows of the first sequences, which have one token, filled in, and zeros elsewhere."""
     num_rows = min(q.shape[0], batch.kv_len.shape[0])  # a decode's token has the number of its sequence
     tile = min(DECODE_ROWS, num_rows)
     padding = -num_rows % tile
@@ -82,7 +84,7 @@ def _decode(q: Array, pages: Array, batch: Batch, score: Callable, first_chunk: 
         # In float32: for so few queries a head, XLA's CPU backend converts on the way anyway, and slower.
         tile_queries = lax.dynamic_slice_in_dim(queries, row, tile).astype(jnp.float32)  # R K G H
         tile_table = lax.dynamic_slice_in_dim(table, row, tile)
-        lengths = jnp.where(row + jnp.arange(tile) < batch.num_decode, lax.dynamic_slice_in_dim(kv_len, row, tile), 0)
+        lengths = jnp.where(row + jnp.arange(tile) < num_decode, lax.dynamic_slice_in_dim(kv_len, row, tile), 0)
         positions = (lengths - 1)[:, None, None]  # R K Q
 
         def chunk_body(chunk: Array, sums: Softmax) -> Softmax:
@@ -94,14 +96,21 @@ def _decode(q: Array, pages: Array, batch: Batch, score: Callable, first_chunk: 
         sums = lax.fori_loop(start, stop, chunk_body, _no_sums(tile_queries.shape))
         return lax.dynamic_update_slice_in_dim(out, _ratio(sums).astype(out.dtype), row, 0)
 
-    out = lax.fori_loop(0, -(-batch.num_decode // tile), tile_body, jnp.zeros_like(queries))
+    out = lax.fori_loop(0, -(-num_decode // tile), tile_body, jnp.zeros_like(queries))
     return jnp.pad(out[:num_rows], ((0, q.shape[0] - num_rows), (0, 0), (0, 0), (0, 0)))
 
 
 def _prefill(
-    q: Array, pages: Array, batch: Batch, cu_q: Array, score: Callable, first_chunk: Callable, out: Array
+    q: Array,
+    pages: Array,
+    batch: Batch,
+    cu_q: Array,
+    num_done: Array,
+    score: Callable,
+    first_chunk: Callable,
+    out: Array,
 ) -> Array:
-    """`out` with the rows of the sequences that have more than one token filled in."""
+    """`out` with the rows of the sequences after the first `num_done` filled in."""
     num_tokens, num_kv_heads, group, head_dim = q.shape
     tile = min(QUERY_TILE, num_tokens)
     # The last tile may reach past the last token.
@@ -133,7 +142,7 @@ def _prefill(
 
         return lax.fori_loop(0, -(-(end - begin) // tile), tile_body, out)
 
-    return lax.fori_loop(batch.num_decode, batch.num_seqs, sequence_body, out)[:num_tokens]
+    return lax.fori_loop(num_done, batch.num_seqs, sequence_body, out)[:num_tokens]
 
 
 def _gather(pages: Array, table: Array, lengths: Array, chunk: Array) -> tuple[Array, Array]:

@@ -2,7 +2,18 @@
 
 from pathlib import Path
 
+from hex_llm.config import Config
 from hex_llm.errors import ConfigError
+
+EMBEDDED_MODEL = Path(__file__).parent / "assets" / "hex-mini"
+
+
+def model_folder(config: Config) -> Path:
+    return locate(config.model) if config.model else EMBEDDED_MODEL
+
+
+def tokenizer_folder(config: Config) -> Path:
+    return locate(config.tokenizer) if config.tokenizer else model_folder(config)
 
 
 def locate(model: str) -> Path:

@@ -1,7 +1,7 @@
 import pytest
 
 from hex_llm.errors import ConfigError
-from hex_llm.loader.source import locate
+from hex_llm.source import locate
 
 
 def test_a_folder_is_itself(tmp_path):

@@ -1,0 +1,105 @@
+"""A completion under way: the text side of one request, from the engine's outputs to what a client is told."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hex_llm.engine.output import Output
+from hex_llm.engine.request import FinishReason, Request, TokenLogprobs
+from hex_llm.text.detokenizer import Detokenizer
+from hex_llm.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class Completion:
+    """One answer to a prompt."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None  # the stop string, or the stop token, that ended it
+    error: str | None = None  # with finish_reason "error": what happened
+
+
+@dataclass(slots=True)
+class Answer:
+    """A completion, and where its text comes from. What nobody has been told yet is kept in one piece, however many
+    steps it took: a reader who falls behind finds more at once, not a queue.
+    """
+
+    request: Request
+    completion: Completion
+    detokenizer: Detokenizer
+    num_cached: int = 0  # tokens of the prompt found in the prefix cache
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    _unread: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, request: Request, index: int) -> "Answer":
+        sampling = request.sampling
+        detokenizer = Detokenizer(
+            tokenizer,
+            skip_special_tokens=sampling.skip_special_tokens,
+            stop=sampling.stop,
+            include_stop_str_in_output=sampling.include_stop_str_in_output,
+            min_tokens=sampling.min_tokens,
+        )
+        return cls(request, Completion(index, logprobs=None if sampling.logprobs is None else []), detokenizer)
+
+    @property
+    def finished(self) -> bool:
+        return self.completion.finish_reason is not None
+
+    @property
+    def has_unread(self) -> bool:
+        return bool(self._unread)
+
+    def read(self) -> str:
+        """The text since the last call."""
+        text = "".join(self._unread)
+        self._unread.clear()
+        return text
+
+    def take(self, output: Output) -> None:
+        """Adds what a step brought."""
+        completion = self.completion
+        completion.token_ids += output.tokens
+        text = self.detokenizer.push(self._visible(output))
+        if output.logprobs and completion.logprobs is not None:
+            completion.logprobs += output.logprobs
+        if output.prompt_logprobs:
+            self.prompt_logprobs = list(output.prompt_logprobs)
+        self.num_cached = output.num_cached
+        if self.detokenizer.stop_reason is not None:
+            self._cut()
+        elif output.finish_reason is not None:
+            text += self.detokenizer.finish()
+            self._finish(output)
+        if text:
+            completion.text += text
+            self._unread.append(text)
+
+    def _finish(self, output: Output) -> None:
+        completion = self.completion
+        completion.finish_reason = output.finish_reason
+        if self.detokenizer.stop_reason is not None:  # completed by what was held back
+            self._cut()
+        elif output.finish_reason == FinishReason.STOP and output.tokens[-1] in self.request.sampling.stop_token_ids:
+            completion.stop_reason = output.tokens[-1]
+        elif output.finish_reason == FinishReason.ERROR:
+            completion.error = (
+                f"After {len(completion.token_ids)} tokens of the answer the model produced no usable number "
+                "(NaN, or nothing but -inf)."
+            )
+
+    def _visible(self, output: Output) -> Sequence[int]:
+        """An end token is not part of the text, whatever the tokenizer would make of it."""
+        return output.tokens[:-1] if output.finish_reason == FinishReason.STOP else output.tokens
+
+    def _cut(self) -> None:
+        self.completion.finish_reason = FinishReason.STOP
+        self.completion.stop_reason = self.detokenizer.stop_reason
+        del self.completion.token_ids[self.detokenizer.num_tokens :]
+        if self.completion.logprobs:
+            del self.completion.logprobs[self.detokenizer.num_tokens :]

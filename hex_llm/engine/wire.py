@@ -1,0 +1,75 @@
+"""What the HTTP processes and the engine's process say to each other, as `frames` carries it.
+
+A request belongs to the process that sent it: its outputs go there, and end with it.
+"""
+
+import msgspec
+
+from hex_llm.engine.limits import Limits
+from hex_llm.engine.output import Output, Stats
+from hex_llm.engine.request import FinishReason, Request
+
+
+class Add(msgspec.Struct, tag=True, array_like=True):
+    request: Request
+
+
+class Abort(msgspec.Struct, tag=True, array_like=True):
+    """Ends requests; what of them is on its way may still come."""
+
+    request_ids: list[str]
+    reason: FinishReason
+
+
+class Starting(msgspec.Struct, tag=True, array_like=True):
+    """How far the engine has come with getting ready; also sent where it compiles later on, with `done` 1 after it."""
+
+    phase: str
+    done: float
+
+
+class Found(msgspec.Struct, tag=True, array_like=True):
+    """What is known of the model long before it is loaded."""
+
+    max_model_len: int
+    vocab_size: int
+
+
+class Ready(msgspec.Struct, tag=True, array_like=True):
+    limits: Limits
+    dtype: str
+    device: str
+
+
+class Failed(msgspec.Struct, tag=True, array_like=True):
+    """The engine could not start; it has said why."""
+
+    exit_code: int
+
+
+class Stepped(msgspec.Struct, tag=True, array_like=True):
+    """What one step brought to the requests of one process."""
+
+    outputs: list[Output]
+    begun: list[tuple[str, float]]  # requests that left the queue, and how many seconds they were in it
+
+
+class Refused(msgspec.Struct, tag=True, array_like=True):
+    """The engine does not take a request on, or gives it up before it began."""
+
+    request_id: str
+    message: str
+    param: str | None
+    code: str | None
+    expired: bool  # it waited for too long
+
+
+class Alive(msgspec.Struct, tag=True, array_like=True):
+    """Sent every second or so, busy or idle."""
+
+    stats: Stats
+    late_compiles: int  # steps that the warm-up did not foresee
+
+
+ToEngine = Add | Abort
+FromEngine = Starting | Found | Ready | Failed | Stepped | Refused | Alive

@@ -1,0 +1,81 @@
+"""The engine's process: `python -m hex_llm.engine_process SETTINGS SOCKETS`.
+
+SETTINGS is a `Config` as JSON; SOCKETS are the numbers of the inherited sockets, one for each HTTP process. It lives
+as long as one of them is open.
+"""
+
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+
+import msgspec
+
+from hex_llm import log
+from hex_llm.config import Config
+from hex_llm.engine.engine import Engine
+from hex_llm.engine.host import EngineHost
+from hex_llm.engine.wire import Failed, Found, Ready
+from hex_llm.errors import HexError, StartError
+from hex_llm.process import die_with_parent
+
+logger = logging.getLogger(__name__)
+
+STEP_FAILED = 70
+
+
+def main(settings: str, sockets: str) -> int:
+    die_with_parent()
+    # Ctrl-C goes to all processes of a terminal; what to do about it is the HTTP process's affair.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    log.configure()
+    config = msgspec.json.decode(settings, type=Config)
+    host = EngineHost(
+        [socket.socket(fileno=int(each)) for each in sockets.split(",")], queue_timeout=config.queue_timeout_s
+    )
+    host.report("starting", 0.0)
+    try:
+        engine, ready = _build(config, host)
+    except HexError as error:
+        exit_code = error.exit_code if isinstance(error, StartError) else 1
+        print(f"hex-llm: {error}", file=sys.stderr, flush=True)
+        host.tell(Failed(exit_code))
+        return exit_code
+    except Exception:
+        logger.critical("The engine could not start.", exc_info=True)
+        host.tell(Failed(1))
+        return 1
+    try:
+        host.run(engine, ready)
+    except Exception:
+        logger.critical("A step failed, and the engine with it.", exc_info=True)
+    return STEP_FAILED
+
+
+def _build(config: Config, host: EngineHost) -> tuple[Engine, Ready]:
+    # JAX is imported here, and not before the HTTP processes can see that there is somebody.
+    import jax
+
+    from hex_llm.build import build_engine, find_model
+    from hex_llm.engine.admission import new_request
+    from hex_llm.engine.request import SamplingParams
+
+    model = find_model(config)
+    host.tell(Found(model.max_model_len, model.arch.vocab_size))
+    engine = build_engine(config, model, host.report)
+    # Ready means that a token has been computed.
+    engine.add(new_request("first", [0], SamplingParams(temperature=0, max_tokens=1), engine.limits))
+    while engine.has_work:
+        engine.step()
+    engine.take_begun()
+    return engine, Ready(engine.limits, str(model.dtype), jax.devices()[0].device_kind)
+
+
+if __name__ == "__main__":
+    code = main(*sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)  # threads of XLA may still be at work; nothing of theirs is wanted

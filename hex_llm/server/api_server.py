@@ -1,0 +1,33 @@
+"""`python -m hex_llm.server.api_server` and `hex-llm serve`: the server."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from hex_llm.config import config_parser, parse_config
+from hex_llm.errors import ConfigError
+from hex_llm.server.launch import serve
+
+
+def main(argv: Sequence[str]) -> int:
+    description = "Serve a model over HTTP; without one, the small model that comes with the package."
+    parser = config_parser("hex-llm serve", description, server=True, **vertex_defaults(os.environ))
+    return serve(parse_config(parser, argv)[0])
+
+
+def vertex_defaults(environ: Mapping[str, str]) -> dict[str, str | int]:
+    """What Vertex AI says in the environment, for flags that are not given."""
+    defaults: dict[str, str | int] = {}
+    if model := environ.get("AIP_STORAGE_URI"):
+        defaults["model"] = model
+    if port := environ.get("AIP_HTTP_PORT"):
+        if not port.isdecimal():
+            raise ConfigError(f"AIP_HTTP_PORT={port} is not a port.")
+        defaults["port"] = int(port)
+    return defaults
+
+
+if __name__ == "__main__":
+    from hex_llm import cli
+
+    sys.exit(cli.main(["serve", *sys.argv[1:]]))

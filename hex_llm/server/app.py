@@ -1,0 +1,157 @@
+"""The ASGI application: from a path to its handler, and from what a handler raises to an answer.
+
+Every request that comes in is counted once more when it ends, as completed, failed, cancelled or rejected.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
+
+from starlette.middleware.cors import CORSMiddleware
+
+from hex_llm.errors import HexError, MethodNotAllowed, NotFound, RequestError, ServerError, Unauthorized
+from hex_llm.server import chat, completions, docs, health, models, tokens, vertex
+from hex_llm.server.errors_json import error_body, error_headers, error_status
+from hex_llm.server.exchange import ClientGone, Exchange
+from hex_llm.server.request_log import log_request
+from hex_llm.server.state import Phase, Server
+
+logger = logging.getLogger(__name__)
+
+type Handler = Callable[[Server, Exchange], Awaitable[None]]
+
+
+class Route(NamedTuple):
+    method: str
+    handler: Handler
+    open: bool = False  # to everybody, whatever keys there are
+    counted: bool = True  # in the ledger and the log
+
+
+def routes(server: Server, environ: Mapping[str, str] = os.environ) -> dict[str, Route]:
+    ping = Route("GET", health.ping, open=True, counted=False)
+    generate = Route("POST", vertex.generate)
+    table = {
+        "/v1/chat/completions": Route("POST", chat.chat_completions),
+        "/v1/completions": Route("POST", completions.completions),
+        "/v1/models": Route("GET", models.list_models),
+        "/tokenize": Route("POST", tokens.tokenize),
+        "/detokenize": Route("POST", tokens.detokenize),
+        "/generate": generate,
+        "/ping": ping,
+        "/health": ping,
+        "/live": Route("GET", health.live, open=True, counted=False),
+        "/version": Route("GET", health.version),
+        "/metrics": Route("GET", health.show_metrics, counted=False),
+    }
+    if server.config.enable_docs:
+        table |= {"/docs": Route("GET", docs.page), "/openapi.json": Route("GET", docs.openapi)}
+    for variable, route in (("AIP_HEALTH_ROUTE", ping), ("AIP_PREDICT_ROUTE", generate)):
+        if path := environ.get(variable):
+            table[path] = route
+    return table
+
+
+MODEL_PREFIX = "/v1/models/"
+_MODEL = Route("GET", models.show_model)
+
+
+class App:
+    def __init__(self, server: Server):
+        self._server = server
+        self._routes = routes(server)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        server, path = self._server, scope["path"]
+        route = self._routes.get(path) or (_MODEL if path.startswith(MODEL_PREFIX) else None)
+        name = path if path in self._routes else MODEL_PREFIX if route else "other"
+        exchange = Exchange(scope, receive, send, server.config)
+        if route is not None and not route.counted:
+            await self._handle(route, exchange)
+            return
+        metrics = server.metrics
+        metrics.received.labels(name).inc()
+        metrics.in_flight.inc()
+        server.num_open += 1
+        outcome, code = "failed", None
+        try:
+            outcome, code = await self._handle(route, exchange)
+        except asyncio.CancelledError:  # the event loop ends
+            outcome = "cancelled"
+            raise
+        finally:
+            server.num_open -= 1
+            metrics.in_flight.dec()
+            metrics.requests.labels(name, outcome).inc()
+            metrics.responses.labels(name, str(exchange.status)).inc()
+            if outcome == "rejected":
+                metrics.rejected.labels(code or "invalid_request").inc()
+            log_request(server, exchange, outcome, code)
+
+    async def _handle(self, route: Route | None, exchange: Exchange) -> tuple[str, str | None]:
+        """Runs the handler; returns how the request ended, and the error's code."""
+        server = self._server
+        try:
+            # The key comes first: who has none learns nothing, not even which paths there are.
+            if route is None or not route.open:
+                exchange.key_id = server.keys.check(exchange.headers.get("authorization"))
+            if route is None:
+                raise NotFound(f"There is no {exchange.path[:100]} here.")
+            if exchange.method != route.method and not (route.method == "GET" and exchange.method == "HEAD"):
+                raise MethodNotAllowed(f"{exchange.method[:20]} is not what {exchange.path} takes; use {route.method}.")
+            await route.handler(server, exchange)
+            return "completed", None
+        except ClientGone:
+            return "cancelled", None
+        except HexError as error:
+            return await self._answer(route, exchange, error)
+        except Exception:
+            logger.exception("Request %s failed for a fault of ours.", exchange.request_id)
+            server.metrics.internal_errors.inc()
+            return await self._answer(route, exchange, ServerError(f"Internal error. Request {exchange.request_id}."))
+        finally:
+            exchange.close()
+
+    async def _answer(self, route: Route | None, exchange: Exchange, error: HexError) -> tuple[str, str | None]:
+        code = getattr(error, "code", None)
+        if exchange.begun:  # the stream has told
+            self._server.metrics.stream_errors.inc()
+            return "failed", code
+        headers = error_headers(error)
+        if isinstance(error, MethodNotAllowed) and route is not None:
+            headers.append(("Allow", route.method))
+        if isinstance(error, Unauthorized):
+            headers.append(("WWW-Authenticate", "Bearer"))
+        if self._server.phase == Phase.DRAINING:
+            headers.append(("Connection", "close"))
+        try:
+            await exchange.reply(error_status(error), error_body(error), headers=headers)
+        except ClientGone:
+            return "cancelled", code
+        return "rejected" if isinstance(error, RequestError) or code in _REFUSALS else "failed", code
+
+
+_REFUSALS = ("starting", "draining", "queue_timeout")
+
+
+def make_app(server: Server) -> Any:
+    app: Any = App(server)
+    if server.config.cors_origins:
+        origins = [each.strip() for each in server.config.cors_origins.split(",")]
+        app = CORSMiddleware(
+            app, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], allow_credentials=False
+        )
+    return app
+
+
+async def measure_lag(server: Server) -> None:
+    """Keeps an eye on how late the event loop is."""
+    while True:
+        before = time.monotonic()
+        await asyncio.sleep(0.5)
+        server.loop_lag = time.monotonic() - before - 0.5

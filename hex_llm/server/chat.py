@@ -1,0 +1,50 @@
+"""/v1/chat/completions."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import orjson
+
+from hex_llm.server.chat_response import chat_response, chat_stream
+from hex_llm.server.chat_schema import ChatRequest, read_chat
+from hex_llm.server.exchange import Exchange
+from hex_llm.server.generation import generate
+from hex_llm.server.state import Server
+from hex_llm.server.streaming import stream
+
+
+async def chat_completions(server: Server, exchange: Exchange) -> None:
+    body = await exchange.json()
+    server.check_ready()
+    asked = read_chat(body, server.config, server.tokenizer.defaults.given)
+    server.check_model(asked.model)
+    await answer_chat(server, exchange, asked)
+
+
+async def answer_chat(
+    server: Server, exchange: Exchange, asked: ChatRequest, *, wrap: Callable[[bytes], bytes] = bytes
+) -> None:
+    """Answers a conversation, as one object in what `wrap` puts around it, or as a stream."""
+
+    async def encode() -> Sequence[Sequence[int]]:
+        tokens = await server.text.encode_chat(
+            asked.messages,
+            add_generation_prompt=asked.add_generation_prompt,
+            continue_final_message=asked.continue_final_message,
+            template_kwargs=asked.template_kwargs,
+        )
+        return [tokens]
+
+    facts = {
+        "id": f"chatcmpl-{exchange.request_id}",
+        "created": int(time.time()),
+        "model": asked.model or server.names[0],
+    }
+    async with generate(server, exchange, encode, [asked.sampling], cache_salt=asked.cache_salt) as generation:
+        if asked.stream:
+            frames = chat_stream(asked, generation.answers, server.tokenizer, **facts)
+            await stream(exchange, generation, frames)
+        else:
+            await generation.finish()
+            response = chat_response(asked, generation.answers, server.tokenizer, **facts)
+            await exchange.reply(200, wrap(orjson.dumps(response)))

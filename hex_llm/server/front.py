@@ -1,0 +1,266 @@
+"""An HTTP process, from its first answer (503, starting) to its last.
+
+It is ready once the engine and the text side are; it drains at SIGTERM, and ends at once at a second one; it ends when
+the engine has: nothing that is under way goes without an answer.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+
+import msgspec
+import uvicorn
+import uvloop
+
+from hex_llm import log
+from hex_llm.config import Config
+from hex_llm.engine.client import EngineClient
+from hex_llm.engine.wire import Found
+from hex_llm.errors import StartError, Unavailable
+from hex_llm.process import die_with_parent
+from hex_llm.server.app import make_app, measure_lag
+from hex_llm.server.h11_protocol import protocol_class
+from hex_llm.server.keys import Keys
+from hex_llm.server.request_log import log_throughput
+from hex_llm.server.state import Phase, Server
+from hex_llm.source import model_folder, tokenizer_folder
+from hex_llm.text.chat import TEMPLATE_KWARGS
+from hex_llm.text.client import TextClient
+from hex_llm.text.tokenizer import Tokenizer
+from hex_llm.text.wire import TextSettings
+
+logger = logging.getLogger(__name__)
+
+ENGINE_DIED, ENGINE_HUNG = 70, 71
+_LINGER_S = 3.0  # that a server without an engine still answers, so that health checks see it
+_SAY_S = 5.0  # how often a drain says what is left
+_ANSWER_S = 2.0  # that the last answers have to go out
+
+
+def run_front(
+    config: Config, listener: socket.socket, connection: socket.socket, engine_pid: int, index: int = 0
+) -> int:
+    """Serves until it is told to stop, or the engine ends; returns the exit code."""
+    keys = Keys.load(config, os.environ)
+
+    async def live() -> int:
+        return await _Front(config, keys, engine_pid, index).run(listener, connection)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(live())
+
+
+class _Http(uvicorn.Server):
+    """uvicorn, without its signal handlers: it would stop listening while requests under way are finished."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Front:
+    def __init__(self, config: Config, keys: Keys, engine_pid: int, index: int):
+        self._config = config
+        self._engine_pid = engine_pid
+        self._started = time.monotonic()
+        self._engine = EngineClient()
+        self._server = Server(config, self._engine, keys, index=index)
+        self._stop = asyncio.Event()  # told to
+        self._hurry = asyncio.Event()  # told twice
+        self._hung = False
+
+    async def run(self, listener: socket.socket, connection: socket.socket) -> int:
+        await self._engine.connect(connection)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._told_to_stop, number)
+        loop.add_signal_handler(signal.SIGHUP, self._server.keys.reload)
+        http = self._http()
+        tasks = [
+            asyncio.create_task(each)
+            for each in (
+                http.serve(sockets=[listener]),
+                self._watch_engine(),
+                measure_lag(self._server),
+                log_throughput(self._server),
+            )
+        ]
+        try:
+            return await self._live(_url(self._config, listener))
+        finally:
+            for task in tasks[1:]:
+                task.cancel()
+            http.should_exit = True
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if hasattr(self._server, "text"):
+                await self._server.text.close()
+            self._engine.close()
+
+    def _http(self) -> _Http:
+        config = self._config
+        return _Http(
+            uvicorn.Config(
+                make_app(self._server),
+                http=protocol_class(config),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=1,
+                h11_max_incomplete_event_size=config.max_head_bytes,
+                ssl_certfile=config.ssl_certfile,
+                ssl_keyfile=config.ssl_keyfile,
+            )
+        )
+
+    async def _live(self, url: str) -> int:
+        """From the start to the end; returns the exit code."""
+        start = asyncio.create_task(self._get_ready(url))
+        stop = asyncio.create_task(self._stop.wait())
+        lost = asyncio.create_task(self._engine.lost.wait())
+        try:
+            await asyncio.wait([start, stop, lost], return_when=asyncio.FIRST_COMPLETED)
+            if start.done():
+                start.result()  # which may be that it cannot
+                await asyncio.wait([stop, lost], return_when=asyncio.FIRST_COMPLETED)
+            if not lost.done():
+                await self._drain()
+            return await self._lose_engine() if lost.done() else 0
+        finally:
+            for task in (start, stop, lost):
+                task.cancel()
+
+    async def _get_ready(self, url: str) -> None:
+        config, server = self._config, self._server
+        found = await self._engine.found
+        folder = tokenizer_folder(config)
+        tokenizer = asyncio.to_thread(
+            Tokenizer.load, folder, mode=config.tokenizer_mode, model_folder=model_folder(config)
+        )
+        server.tokenizer, server.text = await asyncio.gather(tokenizer, TextClient.start(_text_settings(config, found)))
+        server.tokenizer.check_embedding(found.vocab_size)
+        ready = await self._engine.ready
+        server.limits = ready.limits
+        server.phase = Phase.READY
+        logger.info(
+            "Ready after %.1f s on %s (%s): %s at %s.",
+            time.monotonic() - self._started, ready.device, ready.dtype, ", ".join(server.names), url,
+        )  # fmt: skip
+
+    def _told_to_stop(self, number: int) -> None:
+        if self._stop.is_set():
+            self._hurry.set()
+        logger.warning("%s: %s", signal.Signals(number).name, "ends now." if self._hurry.is_set() else "shuts down.")
+        self._stop.set()
+
+    async def _drain(self) -> None:
+        """Finishes what is under way, as far as there is time; the rest is told."""
+        server, started = self._server, time.monotonic()
+        if server.phase == Phase.STARTING:
+            return
+        server.phase = Phase.DRAINING
+        deadline = started + self._config.drain_timeout_s
+        said = started
+        while server.num_open and time.monotonic() < deadline and not self._hurry.is_set():
+            if time.monotonic() - said >= _SAY_S:
+                said = time.monotonic()
+                logger.info("%d requests are left to finish.", server.num_open)
+            await asyncio.sleep(0.05)
+        error = Unavailable("The server shut down before the answer was finished.", code="server_shutdown")
+        for generation in list(server.generations):
+            generation.fail(error)
+        await self._answered()
+
+    async def _lose_engine(self) -> int:
+        """Everybody has been told by now, or is about to be."""
+        server = self._server
+        if self._engine.exit_code is not None:  # it could not start, and has said why
+            return self._engine.exit_code
+        server.phase = Phase.DEAD
+        reason = "hung" if self._hung else "died"
+        server.metrics.engine_deaths.labels(reason).inc()
+        logger.critical("The engine's process (%d) %s; the server ends.", self._engine_pid, reason)
+        await self._answered()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), _LINGER_S)
+        return ENGINE_HUNG if self._hung else ENGINE_DIED
+
+    async def _answered(self) -> None:
+        """Until the last answers have gone out."""
+        deadline = time.monotonic() + _ANSWER_S
+        while self._server.num_open and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+    async def _watch_engine(self) -> None:
+        """Ends an engine that has not given a sign of life for too long."""
+        overdue = 0
+        while True:
+            await asyncio.sleep(0.5)
+            silent, compiling = self._engine.silence()
+            limit = self._config.compile_timeout_s if compiling else self._config.step_timeout_s
+            # Twice, for it may have been this process that was held up, with signs of life yet to be read.
+            overdue = overdue + 1 if silent > limit and not self._engine.lost.is_set() else 0
+            if overdue < 2:
+                continue
+            logger.critical(
+                "The engine has given no sign of life for %.0f s; the limit is %.0f s. It is ended.", silent, limit
+            )
+            self._hung = True
+            _send(self._engine_pid, signal.SIGUSR1)  # writes the stacks of its threads to the log
+            await asyncio.sleep(1)
+            _send(self._engine_pid, signal.SIGKILL)
+            return
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _text_settings(config: Config, found: Found) -> TextSettings:
+    names = (config.chat_template_kwargs or "").split(",")
+    return TextSettings(
+        tokenizer_folder=str(tokenizer_folder(config)),
+        max_model_len=found.max_model_len,
+        mode=config.tokenizer_mode,
+        model_folder=str(model_folder(config)),
+        chat_template=config.chat_template,
+        template_kwargs=(*TEMPLATE_KWARGS, *(name.strip() for name in names if name.strip())),
+        template_timeout_s=config.template_timeout_s,
+        template_bytes=config.template_memory_mib * 2**20,
+    )
+
+
+def _url(config: Config, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"{'https' if config.ssl_certfile else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def main(settings: str, listener: str, connection: str, engine_pid: str, index: str) -> int:
+    """One of several HTTP processes, as `launch` starts them."""
+    die_with_parent()
+    log.configure()
+    config = msgspec.json.decode(settings, type=Config)
+    try:
+        return run_front(
+            config,
+            socket.socket(fileno=int(listener)),
+            socket.socket(fileno=int(connection)),
+            int(engine_pid),
+            int(index),
+        )
+    except StartError as error:
+        print(f"hex-llm: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,33 @@
+"""/ping, /health, /live, /version and /metrics: how the server is."""
+
+import importlib.metadata
+
+import orjson
+
+from hex_llm.server import metrics
+from hex_llm.server.exchange import Exchange
+from hex_llm.server.state import Phase, Server
+
+
+async def ping(server: Server, exchange: Exchange) -> None:
+    """200 only where a request would be served; the body says why not."""
+    body: dict[str, object] = {"status": server.phase}
+    if server.phase == Phase.STARTING:
+        progress = server.engine.progress
+        body |= {"phase": progress.phase, "progress": round(progress.done, 3)}
+    ready = server.phase == Phase.READY
+    await exchange.reply(200 if ready else 503, orjson.dumps(body), headers=() if ready else (("Retry-After", "1"),))
+
+
+async def live(server: Server, exchange: Exchange) -> None:
+    """200 wherever this process can answer at all."""
+    await exchange.reply(200, orjson.dumps({"status": server.phase}))
+
+
+async def version(server: Server, exchange: Exchange) -> None:
+    await exchange.reply(200, orjson.dumps({"version": importlib.metadata.version("hex-llm")}))
+
+
+async def show_metrics(server: Server, exchange: Exchange) -> None:
+    text = server.metrics.render(server.engine, server.gauges)
+    await exchange.reply(200, text, content_type=metrics.CONTENT_TYPE)

@@ -1,0 +1,147 @@
+"""What the server counts and times, for Prometheus. Names and meanings are vLLM's where it has them.
+
+Counters and histograms belong to one HTTP process; where there are several, prometheus_client adds them up through
+files. What only the engine knows is read from its last sign of life when somebody asks.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from hex_llm.engine.client import EngineClient
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+PREFIX = "hexllm:"
+FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+
+
+class Metrics:
+    """Every metric once. `model` is a label on those that vLLM labels with it."""
+
+    def __init__(self, model: str):
+        disable_created_metrics()
+        self._registry = CollectorRegistry()
+        self.model = model
+        self.num_prompt_tokens = self.num_generated_tokens = 0  # as the counters below, for the log
+        self.received = self._counter("requests_received", "Requests that came in.", ("route",))
+        self.requests = self._counter(
+            "requests", "Requests that ended: completed, failed, cancelled or rejected.", ("route", "outcome")
+        )
+        self.responses = self._counter("http_responses", "Answers by status.", ("route", "code"))
+        self.rejected = self._counter(
+            "requests_rejected", "Requests that were refused, by the error's code.", ("reason",)
+        )
+        self.in_flight = Gauge(
+            f"{PREFIX}requests_in_flight",
+            "Requests that came in and have not ended.",
+            registry=self._registry,
+            multiprocess_mode="livesum",
+        )
+        self.internal_errors = self._counter("internal_errors", "Answers that failed for a fault of ours.")
+        self.stream_errors = self._counter("stream_errors", "Streams that ended with an error.")
+        self.engine_deaths = self._counter("engine_deaths", "Times that the engine was lost.", ("reason",))
+        self.success = self._counter(
+            "request_success", "Sequences that were completed.", ("model_name", "finished_reason")
+        )
+        self.nan_rows = self._counter("nan_rows", "Sequences that the model had no usable number for.")
+        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.", ("model_name",)).labels(model)
+        self.generation_tokens = self._counter("generation_tokens", "Tokens of answers.", ("model_name",)).labels(model)
+        self.cached_tokens = self._counter(
+            "prompt_tokens_cached", "Tokens of prompts that were found in the prefix cache.", ("model_name",)
+        ).labels(model)
+        self.time_to_first_token = self._seconds("time_to_first_token_seconds", "From a request to its first token.")
+        self.inter_token = self._seconds("inter_token_latency_seconds", "Between two tokens of a sequence.")
+        self.per_output_token = self._seconds(
+            "request_time_per_output_token_seconds", "Mean time between the tokens of a sequence."
+        )
+        self.end_to_end = self._seconds("e2e_request_latency_seconds", "From a request to its last token.")
+        self.queue_time = self._seconds(
+            "request_queue_time_seconds", "From a request to the engine's beginning with it."
+        )
+        self.prefill_time = self._seconds("request_prefill_time_seconds", "From the beginning to the first token.")
+        self.decode_time = self._seconds("request_decode_time_seconds", "From the first token to the last.")
+        self.prompt_lengths = self._sizes("request_prompt_tokens", "Tokens of a prompt.")
+        self.answer_lengths = self._sizes("request_generation_tokens", "Tokens of an answer.")
+        self.asked_n = self._sizes("request_params_n", "Answers asked for.")
+        self.asked_tokens = self._sizes("request_params_max_tokens", "Most tokens asked for.")
+        self.batch = self._sizes("batch_sequences", "Sequences of this process that a step brought tokens to.")
+
+    def count_prompt(self, tokens: int) -> None:
+        self.num_prompt_tokens += tokens
+        self.prompt_tokens.inc(tokens)
+
+    def count_generated(self, tokens: int) -> None:
+        self.num_generated_tokens += tokens
+        self.generation_tokens.inc(tokens)
+
+    def render(self, engine: EngineClient, gauges: Callable[[], Mapping[str, tuple[str, float]]]) -> bytes:
+        """All metrics as text. `gauges` gives those of the front: a help text and a value by name."""
+        if folder := os.environ.get(FOLDER_VARIABLE):
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry, folder)
+        else:
+            registry = self._registry
+        now = CollectorRegistry()
+        now.register(_Now(engine, gauges, self.model))
+        return generate_latest(registry) + generate_latest(now)
+
+    def _counter(self, name: str, help: str, names: tuple[str, ...] = ()) -> Counter:
+        return Counter(f"{PREFIX}{name}", help, names, registry=self._registry)
+
+    def _seconds(self, name: str, help: str) -> Any:
+        histogram = Histogram(f"{PREFIX}{name}", help, ("model_name",), registry=self._registry, buckets=_SECONDS)
+        return histogram.labels(self.model)
+
+    def _sizes(self, name: str, help: str) -> Any:
+        histogram = Histogram(f"{PREFIX}{name}", help, ("model_name",), registry=self._registry, buckets=_COUNTS)
+        return histogram.labels(self.model)
+
+
+class _Now(Collector):
+    """What is true at this moment."""
+
+    def __init__(self, engine: EngineClient, gauges: Callable[[], Mapping[str, tuple[str, float]]], model: str):
+        self._engine = engine
+        self._gauges = gauges
+        self._model = model
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        for name, (help, value) in self._gauges().items():
+            yield GaugeMetricFamily(f"{PREFIX}{name}", help, value)
+        yield CounterMetricFamily(
+            f"{PREFIX}xla_compiles_after_ready", "Steps compiled while serving.", self._engine.late_compiles
+        )
+        stats = self._engine.stats
+        if stats is None:
+            return
+        free = stats.blocks - stats.blocks_used - stats.blocks_cached
+        blocks = GaugeMetricFamily(f"{PREFIX}kv_blocks", "Blocks of the KV cache.", labels=("state",))
+        for state, count in (("free", free), ("used", stats.blocks_used), ("cached", stats.blocks_cached)):
+            blocks.add_metric((state,), count)
+        yield blocks
+        for name, help, value in (
+            ("num_requests_running", "Sequences that run.", stats.running),
+            ("num_requests_waiting", "Sequences that wait.", stats.waiting),
+            ("kv_cache_usage_perc", "Share of the KV cache in use, 1 is all.", stats.blocks_used / stats.blocks),
+        ):
+            family = GaugeMetricFamily(f"{PREFIX}{name}", help, labels=("model_name",))
+            family.add_metric((self._model,), value)
+            yield family
+        for name, help, value in (
+            ("num_preemptions", "Times that a sequence gave way for want of memory.", stats.total_preemptions),
+            ("prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.total_prefix_queries),
+            ("prefix_cache_hits", "Tokens found there.", stats.total_prefix_hits),
+            ("engine_steps", "Steps of the engine.", stats.total_steps),
+        ):
+            counter = CounterMetricFamily(f"{PREFIX}{name}", help, labels=("model_name",))
+            counter.add_metric((self._model,), value)
+            yield counter

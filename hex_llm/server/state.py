@@ -1,0 +1,107 @@
+"""The server as its handlers see it: settings, the engine, the text side, and whether requests are taken."""
+
+import enum
+import itertools
+import time
+from typing import Protocol
+
+from hex_llm.config import Config
+from hex_llm.engine.client import EngineClient
+from hex_llm.engine.limits import Limits
+from hex_llm.errors import EngineDead, ModelNotFound, RequestError, Unavailable
+from hex_llm.server.admission import Admission
+from hex_llm.server.keys import Keys
+from hex_llm.server.metrics import Metrics
+from hex_llm.text.client import TextClient
+from hex_llm.text.tokenizer import Tokenizer
+
+
+class Phase(enum.StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+class Failable(Protocol):
+    def fail(self, error: Exception) -> None: ...
+
+
+class Server:
+    """One HTTP process. `tokenizer`, `text` and `limits` are there from the moment it is ready.
+
+    `num_open` counts the requests that have no answer yet, `generations` are those the engine works on.
+    """
+
+    tokenizer: Tokenizer
+    text: TextClient
+    limits: Limits
+
+    def __init__(self, config: Config, engine: EngineClient, keys: Keys, *, index: int = 0):
+        self.config = config
+        self.engine = engine
+        self.keys = keys
+        self.names = _names(config)
+        self.metrics = Metrics(self.names[0])
+        engine.on_step = self.metrics.batch.observe
+        self.phase = Phase.STARTING
+        self.started = time.time()
+        shares = config.api_server_count
+        self.admission = Admission(
+            -(-(config.max_decode_seqs + config.max_queued_requests) // shares), -(-config.max_queued_tokens // shares)
+        )
+        self._index = index
+        self._ids = itertools.count()
+        self._seeds = itertools.count(config.seed + (index << 40))
+        self.loop_lag = 0.0
+        self.num_open = 0
+        self.generations: set[Failable] = set()
+
+    def check_ready(self) -> None:
+        """Raises what a request is refused with while there is nobody to serve it."""
+        match self.phase:
+            case Phase.STARTING:
+                raise Unavailable("The server is starting; /ping tells how far it is.", code="starting")
+            case Phase.DRAINING:
+                raise Unavailable("The server is shutting down and takes no new requests.", code="draining")
+            case Phase.DEAD:
+                raise EngineDead("The engine has stopped; the server is about to end.")
+
+    def check_model(self, name: str | None) -> None:
+        """An empty name, as Vertex's notebooks send it, is as good as none."""
+        if name and name not in self.names:
+            raise ModelNotFound(
+                f"There is no model {name[:100]!r} here; this server has {', '.join(self.names)}.", param="model"
+            )
+
+    def new_id(self) -> str:
+        return f"{self._index}-{next(self._ids)}"
+
+    def new_seed(self) -> int:
+        """For a request that brings none."""
+        return next(self._seeds)
+
+    def salt(self, key_id: str | None, cache_salt: str | None) -> str:
+        """Whose prefixes a request may find."""
+        isolation = self.config.prefix_cache_isolation
+        if isolation == "salt" and cache_salt is None:
+            raise RequestError("cache_salt is missing; this server wants it of every request.", param="cache_salt")
+        by_key = isolation == "key" or (isolation == "auto" and len(self.keys) > 1)
+        return f"{key_id if by_key else ''}\n{cache_salt or ''}" if by_key or cache_salt else ""
+
+    def gauges(self) -> dict[str, tuple[str, float]]:
+        """What is true of this process at the moment."""
+        silent, _ = self.engine.silence()
+        return {
+            "ready": ("1 where requests are taken.", self.phase == Phase.READY),
+            "draining": ("1 where requests under way are finished before the end.", self.phase == Phase.DRAINING),
+            "admitted_sequences": ("Sequences under way in this process.", self.admission.sequences),
+            "queue_tokens": ("Tokens of prompts under way in this process.", self.admission.tokens),
+            "engine_last_step_age_seconds": ("Since the engine was last heard of.", silent),
+            "event_loop_lag_seconds": ("How late this process last was.", self.loop_lag),
+        }
+
+
+def _names(config: Config) -> tuple[str, ...]:
+    given = config.served_model_name or config.model or "hex-mini"
+    return tuple(name.strip() for name in given.split(",")) if config.served_model_name else (given,)
