@@ -1,20 +1,17 @@
-"""The `hex-llm` command.
-
-A command's module is imported when it runs, and has a function `main(argv)` that may return an exit code. What goes
-wrong at start is raised as a StartError and becomes one line and an exit code here, nowhere else.
+"""The `hex-llm` command. A command's module is imported when it runs, and has a function `main(argv)` that may return an
+exit code.
 """
 
 import difflib
 import importlib
 import importlib.metadata
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from hex_llm import log
+from hex_llm.command import run_command
 from hex_llm.config import flags_markdown
-from hex_llm.errors import ConfigError, HexError, StartError
+from hex_llm.errors import ConfigError
 from hex_llm.flags import FlagParser
 
 
@@ -25,26 +22,7 @@ class Command(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns its exit code."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    try:
-        try:
-            return _exit_code(argv)
-        finally:
-            print(end="", flush=True)
-    except BrokenPipeError:  # whoever read the output, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the interpreter's end
-        return 141  # 128 + SIGPIPE, as shells have it
-
-
-def _exit_code(argv: Sequence[str]) -> int:
-    try:
-        log.configure()
-        return _run(argv) or 0
-    except HexError as error:
-        print(f"hex-llm: {error}", file=sys.stderr)
-        return error.exit_code if isinstance(error, StartError) else 1
-    except KeyboardInterrupt:
-        return 130  # 128 + SIGINT, as shells have it
+    return run_command(_run, sys.argv[1:] if argv is None else list(argv))
 
 
 def _run(argv: Sequence[str]) -> int | None:

@@ -146,7 +146,8 @@ class Config:
     hbm_utilization_factor: float = _memory(
         _DEFAULT_SHARE,
         "Share of the device memory still free after weights and temporaries that the KV cache may take. On the CPU it"
-        " takes at most 4 GiB and at most half of the free memory, whatever this says; --num_blocks overrides that.",
+        " takes at most 1 GiB, or what one sequence of --max_model_len needs, and at most half of the free memory,"
+        " whatever this says; --num_blocks overrides that.",
         above=0,
         at_most=1,
     )

@@ -29,14 +29,14 @@ completion
 engine
 text
 source
-config
+config command
 flags log model_files frames process
 errors pytree
 """
 RANK = {name: rank for rank, line in enumerate(RANKS.split("\n")) for name in line.split()}
 NO_JAX = {
     "cli", "server", "completion", "engine", "text", "source", "config", "flags", "log", "model_files", "frames",
-    "process", "errors",
+    "process", "command", "errors",
 }  # fmt: skip
 
 # What can run code that came as data, and torch, which the package does without.

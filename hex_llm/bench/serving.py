@@ -222,7 +222,7 @@ def _tell_errors(errors: Sequence[str], total: int) -> None:
     logger.error("%d of %d requests failed:", len(errors), total)
     kinds = Counter(errors)
     for error, times in list(kinds.items())[:ERRORS_SHOWN]:
-        logger.error("%d times: %s", times, error)
+        logger.error("%d of them: %s", times, error)
     if len(kinds) > ERRORS_SHOWN:
         logger.error("and %d other errors.", len(kinds) - ERRORS_SHOWN)
 

@@ -40,7 +40,7 @@ class EngineClient:
         self.progress = Starting("starting", 0.0)
         self.stats: Stats | None = None
         self.late_compiles = 0
-        self.on_step: Callable[[int], None] = lambda sequences: None  # told how many sequences a step brought tokens to
+        self.on_step: Callable[[Sequence[Output]], None] = lambda outputs: None
         self._sinks: dict[str, Sink] = {}
         self._heard = time.monotonic()
         self._compiling = True
@@ -82,7 +82,7 @@ class EngineClient:
                         sink.begin(waited)
                 for output in outputs:
                     self._deliver(output)
-                self.on_step(len(outputs))
+                self.on_step(outputs)
             case Alive(stats, late_compiles):
                 self.stats, self.late_compiles = stats, late_compiles
             case Refused(request_id, text, param, code, expired):

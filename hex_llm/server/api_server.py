@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from hex_llm.command import run_command
 from hex_llm.config import config_parser, parse_config
 from hex_llm.errors import ConfigError
 from hex_llm.server.launch import serve
@@ -28,6 +29,4 @@ def vertex_defaults(environ: Mapping[str, str]) -> dict[str, str | int]:
 
 
 if __name__ == "__main__":
-    from hex_llm import cli
-
-    sys.exit(cli.main(["serve", *sys.argv[1:]]))
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -51,14 +51,6 @@ def completion_stream(
     )
 
 
-def echo_texts(request: CompletionRequest, tokenizer: Tokenizer) -> list[str]:
-    """The prompts as the response has them; decoding a long one takes a while."""
-    if not request.echo:
-        return []
-    skip = request.sampling.skip_special_tokens
-    return [each if isinstance(each, str) else tokenizer.decode(each, skip) for each in request.prompts]
-
-
 class _CompletionShape:
     text_before = b'"text":'
     text_after = b',"logprobs":null,"finish_reason":null'

@@ -6,7 +6,7 @@ from typing import Any
 
 from hex_llm.config import Config
 from hex_llm.engine.sampling import SamplingParams
-from hex_llm.errors import RequestError
+from hex_llm.errors import ContextTooLong, RequestError
 from hex_llm.server.fields import (
     TOKEN_SCHEMA,
     Boolean,
@@ -25,6 +25,8 @@ from hex_llm.server.sampling_fields import SAMPLING, check_sequences, read_sampl
 from hex_llm.server.shared_fields import SHARED, read_shared
 
 DEFAULT_MAX_TOKENS = 16
+# Tokens of all prompts, before anybody looks at one of them: a list of millions takes its time.
+MAX_PROMPT_TOKENS = 2**21
 
 type Prompt = str | list[int]
 
@@ -61,10 +63,11 @@ class Prompts:
             raise refuse(param, value, _MUST)
         if not value:
             raise _empty(param)
-        # Of a list of tokens there may be millions, of prompts there are few.
         if isinstance(value[0], int | float):
+            _check_length(param, len(value))
             return [read_tokens(value, param, rules)]
         check_count(param, len(value), "max_prompts", rules)
+        _check_length(param, sum(len(each) for each in value if isinstance(each, list)))
         single = len(value) == 1
         return [
             self._prompt(each, type(value[0]), param if single else f"{param}[{place}]", rules)
@@ -126,6 +129,13 @@ def read_completion(
 def openapi(config: Config) -> dict[str, Any]:
     """The JSON Schema of the body."""
     return fields_schema(FIELDS, config)
+
+
+def _check_length(param: str, num_tokens: int) -> None:
+    if num_tokens > MAX_PROMPT_TOKENS:
+        raise ContextTooLong(
+            f"{param} has {num_tokens} tokens; no request may have more than {MAX_PROMPT_TOKENS}.", param=param
+        )
 
 
 def _empty(param: str) -> RequestError:

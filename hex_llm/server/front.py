@@ -12,17 +12,17 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import uvicorn
 import uvloop
 
-from hex_llm import log
+from hex_llm.command import run_command
 from hex_llm.config import Config
 from hex_llm.engine.client import EngineClient
 from hex_llm.engine.wire import Found
-from hex_llm.errors import StartError, Unavailable
+from hex_llm.errors import Unavailable
 from hex_llm.process import die_with_parent
 from hex_llm.server.app import make_app, measure_lag
 from hex_llm.server.h11_protocol import protocol_class
@@ -244,23 +244,14 @@ def _url(config: Config, listener: socket.socket) -> str:
     return f"{'https' if config.ssl_certfile else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def main(settings: str, listener: str, connection: str, engine_pid: str, index: str) -> int:
+def main(argv: Sequence[str]) -> int:
     """One of several HTTP processes, as `launch` starts them."""
+    settings, listener, connection, engine_pid, index = argv
     die_with_parent()
-    log.configure()
     config = msgspec.json.decode(settings, type=Config)
-    try:
-        return run_front(
-            config,
-            socket.socket(fileno=int(listener)),
-            socket.socket(fileno=int(connection)),
-            int(engine_pid),
-            int(index),
-        )
-    except StartError as error:
-        print(f"hex-llm: {error}", file=sys.stderr)
-        return error.exit_code
+    sockets = [socket.socket(fileno=int(each)) for each in (listener, connection)]
+    return run_front(config, *sockets, int(engine_pid), int(index))
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(run_command(main, sys.argv[1:]))

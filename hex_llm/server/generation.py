@@ -24,7 +24,8 @@ class Generation:
         self._engine = engine
         self._metrics = metrics
         self._left = len(answers)
-        self._changed = asyncio.Event()
+        self._news = False
+        self._reader: asyncio.Future[None] | None = None  # who waits for news: one task at most, woken for every token
         self._error: Exception | None = None
         self.started = time.monotonic()
         self.queued_s: float | None = None
@@ -36,8 +37,10 @@ class Generation:
 
     async def wait(self) -> None:
         """Until an answer has more than at the last call. Raises what the request failed with."""
-        await self._changed.wait()
-        self._changed.clear()
+        if not self._news:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        self._news = False
         if self._error is not None:
             raise self._error
 
@@ -56,11 +59,16 @@ class Generation:
 
     def changed(self, *, finished: bool) -> None:
         self._left -= finished
-        self._changed.set()
+        self._wake()
 
     def fail(self, error: Exception) -> None:
         self._error = self._error or error
-        self._changed.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._news = True
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
 
 class _Sequence:
@@ -93,7 +101,6 @@ class _Sequence:
                 self._generation.first_token_s = now - self._generation.started
         self._last = now
         answer.take(output)
-        self._metrics.count_generated(len(output.tokens))
         if not answer.finished:
             self._generation.changed(finished=False)
         elif answer.completion.error:

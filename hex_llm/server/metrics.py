@@ -5,7 +5,7 @@ files. What only the engine knows is read from its last sign of life when somebo
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
@@ -15,6 +15,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from hex_llm.engine.client import EngineClient
+from hex_llm.engine.output import Output
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "hexllm:"
@@ -79,9 +80,12 @@ class Metrics:
         self.num_prompt_tokens += tokens
         self.prompt_tokens.inc(tokens)
 
-    def count_generated(self, tokens: int) -> None:
+    def count_step(self, outputs: Sequence[Output]) -> None:
+        """What a step brought, counted at once: a step has many sequences."""
+        tokens = sum(len(output.tokens) for output in outputs)
         self.num_generated_tokens += tokens
         self.generation_tokens.inc(tokens)
+        self.batch.observe(len(outputs))
 
     def render(self, engine: EngineClient, gauges: Callable[[], Mapping[str, tuple[str, float]]]) -> bytes:
         """All metrics as text. `gauges` gives those of the front: a help text and a value by name."""

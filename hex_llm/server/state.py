@@ -43,7 +43,7 @@ class Server:
         self.keys = keys
         self.names = _names(config)
         self.metrics = Metrics(self.names[0])
-        engine.on_step = self.metrics.batch.observe
+        engine.on_step = self.metrics.count_step
         self.phase = Phase.STARTING
         self.started = time.time()
         shares = config.api_server_count

@@ -91,7 +91,7 @@ class TextClient:
 
     async def encode_many(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         for text in texts:
-            self._check(text)
+            self._check(text, "prompt")
         return await self._encoded(wire.Encode(self._next_id(), list(texts), add_special_tokens))
 
     async def encode_chat(
@@ -133,7 +133,7 @@ class TextClient:
         self._num_jobs += 1
         return self._num_jobs
 
-    def _check(self, text: str, param: str | None = None) -> None:
+    def _check(self, text: str, param: str) -> None:
         assert self._limit is not None
         self._limit.check(text, param)
 

@@ -77,7 +77,8 @@ class TextWorker:
         match job:
             case wire.Encode():
                 special = job.add_special_tokens
-                return wire.Encoded(job.id, [self.limit.encode(self._tokenizer, text, special) for text in job.texts])
+                tokens = [self.limit.encode(self._tokenizer, text, special, param="prompt") for text in job.texts]
+                return wire.Encoded(job.id, tokens)
             case wire.EncodeBadWords():
                 for word in job.words:
                     self.limit.check(word, "bad_words")

@@ -100,7 +100,7 @@ def test_a_request_rate_spreads_requests(capsys):
         assert bench(server, argv) == 0
     found = figures(capsys.readouterr().out)
     assert found["Request rate configured (RPS):"] == "20.00"
-    assert 0.5 <= float(found["Benchmark duration (s):"]) < 1.0
+    assert 0.5 <= float(found["Benchmark duration (s):"]) < 5.0
 
 
 def test_goodput_is_reported(capsys):
@@ -120,7 +120,7 @@ def test_failed_requests_are_counted_and_told(capsys, caplog):
     found = figures(capsys.readouterr().out)
     assert (found["Successful requests:"], found["Failed requests:"]) == ("6", "3")
     assert found["Total generated tokens:"] == "12"
-    assert caplog.messages == ["3 of 9 requests failed:", "3 times: HTTP 429: The queue is full."]
+    assert caplog.messages == ["3 of 9 requests failed:", "3 of them: HTTP 429: The queue is full."]
 
 
 def test_a_warm_up_that_fails_is_the_end_of_it():

@@ -371,9 +371,10 @@ MESSAGE = st.fixed_dictionaries(
     {"role": ROLE, "content": st.text(max_size=5) | st.lists(PART | JSON, max_size=3) | JSON},
     optional=dict.fromkeys(("name", "tool_calls", "tool_call_id", "refusal", "other"), JSON),
 )
-BODY = st.fixed_dictionaries(
-    {"messages": st.lists(MESSAGE, max_size=3) | JSON},
-    optional={name: JSON for name in FIELDS if name != "messages"} | {"other": JSON},
+BODY = st.builds(
+    lambda messages, others: {**others, "messages": messages},
+    st.lists(MESSAGE, max_size=3) | JSON,
+    st.dictionaries(st.sampled_from([*FIELDS, "other"]), JSON, max_size=4),
 )
 
 

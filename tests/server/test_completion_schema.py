@@ -133,6 +133,12 @@ def test_what_does_not_exist_is_refused_by_name(fields, param):
     assert param in str(error)
 
 
+def test_prompts_longer_than_any_context_are_refused_before_they_are_read():
+    for prompt in ([1] * (2**21 + 1), [[1] * 2**21, [None]]):
+        error = refusal(prompt)
+        assert (error.param, error.code) == ("prompt", "context_length_exceeded")
+
+
 def test_tokens_may_be_floats_without_fraction_where_that_is_said():
     request = read_completion({"prompt": [1.0, 2], "max_tokens": 5.0}, CONFIG, {}, integral_floats=True)
     assert request.prompts == [[1, 2]]
@@ -174,7 +180,7 @@ def outcome(body: dict[str, Any], *, integral_floats: bool = False) -> Completio
         return error
 
 
-@given(st.fixed_dictionaries({"prompt": JSON}, optional={name: JSON for name in FIELDS if name != "prompt"}))
+@given(st.dictionaries(st.sampled_from(["prompt", *FIELDS, "other"]), JSON, max_size=5))
 @settings(max_examples=300, deadline=None)
 def test_a_body_is_answered_with_a_request_or_a_refusal_and_nothing_else(body):
     result = outcome(body)

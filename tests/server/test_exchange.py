@@ -391,17 +391,21 @@ def ticks_per_second(server, seconds: float) -> float:
 
 
 def test_a_client_that_does_not_read_is_cut_off_and_costs_the_others_nothing(hasty):
+    rates = [ticks_per_second(hasty, 0.5)]
+    wait_until(lambda: hasty.outcomes == ["gone"])
     stalled = [connect(hasty) for _ in range(10)]
+    started = time.monotonic()
     for client in stalled:
         client.sendall(post_to("/flood"))
-    rates = []
     reader = threading.Thread(target=lambda: rates.append(ticks_per_second(hasty, 1.0)))
     reader.start()
-    took = wait_until(lambda: hasty.outcomes.count("gone") == 10)
+    wait_until(lambda: hasty.outcomes.count("gone") >= 11)
+    took = time.monotonic() - started
     reader.join()
     wait_until(lambda: not hasty.server.server_state.connections)
-    assert 0.7 <= took < 4
-    assert rates[0] > 40  # of at most 100
+    assert 0.75 <= took < 6
+    alone, among_stalled = rates
+    assert among_stalled > 0.3 * alone
     for client in stalled:
         client.close()
 

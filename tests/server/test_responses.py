@@ -15,7 +15,7 @@ from hex_llm.engine.request import FinishReason, Request, TokenLogprobs
 from hex_llm.errors import EngineDead
 from hex_llm.server.chat_response import chat_response, chat_stream
 from hex_llm.server.chat_schema import ChatRequest, read_chat
-from hex_llm.server.completion_response import completion_response, completion_stream, echo_texts
+from hex_llm.server.completion_response import completion_response, completion_stream
 from hex_llm.server.completion_schema import CompletionRequest, read_completion
 from hex_llm.server.logprobs import TextOffsets
 from hex_llm.server.sse import Stream
@@ -218,8 +218,7 @@ def test_echo_puts_the_prompt_first_with_its_logprobs():
     request = completion(echo=True, logprobs=2)
     (answer,) = answers = answers_to(request)
     give(answer, " hello 🚀 world", end=FinishReason.STOP)
-    echo = echo_texts(request, TOKENIZER)
-    response = completion_response(request, answers, TOKENIZER, **HEAD, echo=echo)
+    response = completion_response(request, answers, TOKENIZER, **HEAD, echo=["Once upon"])
     (choice,) = response["choices"]
     assert choice["text"] == "Once upon hello 🚀 world"
     logprobs = choice["logprobs"]
@@ -234,10 +233,13 @@ def test_echo_puts_the_prompt_first_with_its_logprobs():
     assert logprobs["text_offset"][-1] == len(choice["text"])
 
 
-def test_the_prompts_tokens_are_echoed_as_text():
-    request = completion([PROMPT, PROMPT[:1]], echo=True)
-    assert echo_texts(request, TOKENIZER) == ["Once upon", TOKENIZER.decode(PROMPT[:1])]
-    assert echo_texts(completion(), TOKENIZER) == []
+def test_each_answer_has_its_own_prompt_before_it():
+    request = completion(["a", "b"], n=2, echo=True)
+    answers = answers_to(request, [TOKENIZER.encode("a"), TOKENIZER.encode("b")])
+    for answer in answers:
+        give(answer, "!", end=FinishReason.LENGTH)
+    response = completion_response(request, answers, TOKENIZER, **HEAD, echo=["a", "b"])
+    assert [choice["text"] for choice in response["choices"]] == ["a!", "a!", "b!", "b!"]
 
 
 @pytest.mark.parametrize(
@@ -377,7 +379,7 @@ def test_a_completion_stream_has_the_text_of_each_choice():
 def test_a_streamed_echo_comes_first_and_offsets_go_on_after_it():
     request = completion(stream=True, echo=True, logprobs=1, return_token_ids=True)
     answers = answers_to(request)
-    stream = completion_stream(request, answers, TOKENIZER, **HEAD, echo=echo_texts(request, TOKENIZER))
+    stream = completion_stream(request, answers, TOKENIZER, **HEAD, echo=["Once upon"])
     chunks = events(play(stream, answers, [" hello", " world"], end=FinishReason.LENGTH))
     choices = [chunk["choices"][0] for chunk in chunks]
     assert [each["text"] for each in choices] == ["Once upon", " hello", " world", ""]

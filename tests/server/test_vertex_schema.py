@@ -303,6 +303,28 @@ def test_a_piece_has_an_entry_for_every_instance():
     }
 
 
+def test_instances_that_end_together_share_the_last_piece():
+    answers = [answer(), answer()]
+    predictions, ended = Predictions(answers, every=1, framed=False, raw=False), set()
+    take(answers[0], "a", last=True)
+    take(answers[1], "b", last=True)
+    assert asked(predictions, answers, ended) == b'{"predictions":["a","b"]}'
+
+
+def test_tokens_that_a_stop_string_took_away_do_not_count():
+    one = answer(raw=True)
+    predictions, ended = Predictions([one], every=1, framed=False, raw=True), set()
+    take(one, "abc")
+    first = orjson.loads(asked(predictions, [one], ended))
+    take(one, "", last=True)
+    for told in (one.completion.token_ids, one.completion.logprobs):
+        assert told is not None
+        told.pop()
+    last = orjson.loads(asked(predictions, [one], ended))
+    assert first["output_token_counts"][0] + last["output_token_counts"][0] == 2
+    assert last["cumulative_logprobs"] == [-1.0]
+
+
 def test_an_answer_without_text_has_a_piece_all_the_same():
     one = answer()
     take(one, "", last=True)

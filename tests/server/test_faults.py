@@ -1,0 +1,263 @@
+"""What happens when a part goes: nothing that was asked goes without an answer, and nothing is left behind."""
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.checkpoints import write_llama
+from tests.server.load import COMPLETED, LOST, Ledger, random_body, run_load
+from tests.server.servers import FLAGS, RunningServer, children_of, free_port, running_server
+
+# benchmarks/README.md says how to run twenty.
+ROUNDS = int(os.environ.get("HEX_LLM_FAULT_ROUNDS", "2"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("model"))
+
+
+class Load:
+    """Requests from a thread of their own, while the test does something to the server."""
+
+    def __init__(self, server: RunningServer, bodies: list[dict], concurrency: int):
+        self.ledger: Ledger
+        self._thread = threading.Thread(target=self._run, args=(server.url, bodies, concurrency))
+        self._thread.start()
+
+    def _run(self, url: str, bodies: list[dict], concurrency: int) -> None:
+        self.ledger = asyncio.run(run_load(url, bodies, concurrency=concurrency))
+
+    def join(self) -> Ledger:
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "a request has no answer"
+        return self.ledger
+
+
+def long_bodies(count: int, tokens: int = 200) -> list[dict]:
+    return [
+        {"prompt": [5, 6, 7], "max_tokens": tokens, "ignore_eos": True, "stream": bool(number % 2)}
+        for number in range(count)
+    ]
+
+
+def wait_for(condition, seconds: float, what: str) -> float:
+    """Returns how long it took."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < seconds, what
+        time.sleep(0.02)
+    return time.monotonic() - started
+
+
+def wait_until_busy(server: RunningServer, sequences: int) -> None:
+    wait_for(lambda: server.metrics()["hexllm:admitted_sequences"] >= sequences, 20, "requests did not arrive")
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_when_the_engine_is_killed_every_request_is_told_at_once(folder, tmp_path, seed):
+    rng = random.Random(seed)
+    with running_server(folder, tmp_path / "log") as server:
+        children = list(server.children())
+        bodies = [random_body(rng, 256, 250, 60) for _ in range(20)] + long_bodies(40)
+        load = Load(server, bodies, concurrency=32)
+        wait_until_busy(server, 8)
+        time.sleep(rng.uniform(0, 0.5))
+        os.kill(server.engine_pid, signal.SIGKILL)
+        killed = time.monotonic()
+        wait_for(lambda: server.get("/ping").status_code == 503, 2, "/ping did not notice")
+        late = server.post("/v1/completions", {"prompt": "a"})
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "engine_dead")
+        assert server.get("/live").status_code == 200
+        assert server.process.wait(10) == 70
+        ledger = load.join()
+    # Requests that came once the port was closed were refused by the machine; all that were accepted had an answer.
+    refused = sum("Connect" in each or "refused" in each for each in ledger.complaints)
+    assert ledger.outcomes[LOST] <= refused or ledger.outcomes[LOST] == refused, ledger.complaints
+    assert ledger.outcomes["engine_dead"] > 0
+    assert ledger.total == len(bodies)
+    assert ledger.last_answer - killed < 5
+    wait_for(lambda: all(map(is_gone, children)), 2, "a process is left over")
+    assert "The engine's process" in server.log.read_text()
+
+
+def test_sigterm_lets_two_hundred_requests_finish_and_takes_no_more(folder, tmp_path):
+    with running_server(folder, tmp_path / "log", "--max_decode_seqs=8", "--drain_timeout_s=120") as server:
+        children = list(server.children())
+        load = Load(server, long_bodies(200), concurrency=200)
+        wait_until_busy(server, 200)
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: server.get("/ping").status_code == 503, 0.5, "/ping did not notice")
+        assert server.get("/live").status_code == 200
+        refusals = 0
+        while server.process.poll() is None:
+            try:
+                answer = server.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
+            except httpx.TransportError:
+                break  # it has ended
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
+            assert answer.headers["connection"] == "close"
+            refusals += 1
+            time.sleep(0.05)
+        assert server.process.wait(120) == 0
+        ledger = load.join()
+    assert ledger.outcomes == {COMPLETED: 200}, ledger.complaints
+    assert refusals > 0
+    wait_for(lambda: all(map(is_gone, children)), 2, "a process is left over")
+
+
+def test_when_the_time_to_drain_is_up_the_rest_is_told(folder, tmp_path):
+    with running_server(folder, tmp_path / "log", "--drain_timeout_s=0.3", "--max_decode_seqs=1") as server:
+        load = Load(server, long_bodies(50), concurrency=50)
+        wait_until_busy(server, 50)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(6) == 0
+        ledger = load.join()
+    assert ledger.outcomes["server_shutdown"] > 20
+    assert ledger.total == 50
+    assert ledger.outcomes[LOST] == 0, ledger.complaints
+
+
+def test_a_second_sigterm_does_not_wait(folder, tmp_path):
+    with running_server(folder, tmp_path / "log", "--max_decode_seqs=1") as server:
+        load = Load(server, long_bodies(50), concurrency=50)
+        wait_until_busy(server, 50)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(3) == 0
+        assert load.join().outcomes[LOST] == 0
+
+
+def test_an_idle_server_ends_at_once(folder, tmp_path):
+    with running_server(folder, tmp_path / "log") as server:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(5) == 0
+
+
+def test_a_server_that_starts_answers_503_and_ends_when_told(folder, tmp_path):
+    with running_server(folder, tmp_path / "log", "--compilation_cache_dir=", ready=False) as server:
+        answers = []
+
+        def answer() -> bool:
+            try:
+                answers.append(server.get("/ping"))
+            except httpx.TransportError:
+                return False
+            return True
+
+        wait_for(answer, 20, "nobody listens")
+        assert answers[0].status_code == 503
+        assert answers[0].json()["status"] == "starting"
+        refusal = server.post("/v1/completions", {"prompt": "a"})
+        assert (refusal.status_code, refusal.json()["error"]["code"]) == (503, "starting")
+        assert "retry-after" in refusal.headers
+        children = list(server.children())
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(8) == 0
+    wait_for(lambda: all(map(is_gone, children)), 2, "a process is left over")
+
+
+def test_an_engine_that_hangs_is_given_up(folder, tmp_path):
+    with running_server(folder, tmp_path / "log", "--step_timeout_s=3") as server:
+        load = Load(server, long_bodies(40), concurrency=16)
+        wait_until_busy(server, 8)
+        engine = server.engine_pid
+        os.kill(engine, signal.SIGSTOP)
+        assert server.process.wait(20) == 71
+        ledger = load.join()
+    assert ledger.outcomes["engine_dead"] > 0
+    assert "no sign of life" in server.log.read_text()
+    wait_for(lambda: is_gone(engine), 2, "the engine is left over")
+
+
+def test_the_others_go_with_the_http_process(folder, tmp_path):
+    with running_server(folder, tmp_path / "log") as server:
+        children = list(server.children())
+        assert len(children) == 2
+        server.process.kill()
+        server.process.wait()
+        wait_for(lambda: all(map(is_gone, children)), 2, "a process is left over")
+
+
+def test_the_text_process_is_replaced(folder, tmp_path):
+    with running_server(folder, tmp_path / "log") as server:
+        (text,) = [pid for pid, line in server.children().items() if "hex_llm.text.process" in line]
+        os.kill(text, signal.SIGKILL)
+        assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
+
+
+def test_a_taken_port_is_found_before_anything_is_loaded(folder, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        started = time.monotonic()
+        done = subprocess.run(
+            [".venv/bin/hex-llm", "serve", str(folder), "--host=127.0.0.1", f"--port={port}", *FLAGS],
+            capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+    assert done.returncode == 5
+    assert f"--port={port} cannot be listened on" in done.stderr.splitlines()[-1]
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (["--max_model_len=100000"], 2, "beyond the model's context length"),
+        (["--num_blocks=100000000"], 4, "blocks would fit"),
+        (["--host=not-a-host.invalid"], 5, "cannot be looked up"),
+        (["--api_key_file=nowhere"], 2, "is not a file"),
+        (["--ssl_keyfile=nowhere"], 2, "is not a file"),
+    ],
+)
+def test_a_start_that_fails_says_why_in_its_last_line(folder, flags, code, words):
+    command = [".venv/bin/hex-llm", "serve", str(folder), "--host=127.0.0.1", f"--port={free_port()}", *FLAGS, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_weights_that_are_damaged_end_the_start(folder, tmp_path):
+    broken = write_llama(tmp_path / "broken")
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with running_server(broken, tmp_path / "log", ready=False) as server:
+        assert server.process.wait(60) == 3
+        assert "model.safetensors" in server.log.read_text().splitlines()[-1]
+        assert children_of(server.process.pid) == {}
+
+
+def test_several_http_processes_share_the_port_the_engine_and_the_end(folder, tmp_path):
+    with running_server(folder, tmp_path / "log", "--api_server_count=3") as server:
+        fronts = [pid for pid, line in server.children().items() if "hex_llm.server.front" in line]
+        assert len(fronts) == 3
+        rng = random.Random(0)
+        bodies = [random_body(rng, 256, 250, 30) for _ in range(120)]
+        ledger = Load(server, bodies, concurrency=24).join()
+        assert ledger.outcomes == {COMPLETED: 120}, ledger.complaints
+        metrics = server.metrics()
+        received = sum(value for name, value in metrics.items() if name.startswith("hexllm:requests_received_total"))
+        assert received == 120
+        children = list(server.children())
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(15) == 0
+    wait_for(lambda: all(map(is_gone, children)), 2, "a process is left over")
