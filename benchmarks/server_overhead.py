@@ -34,6 +34,7 @@ from hex_llm.server.front import run_front
 from hex_llm.server.h11_protocol import protocol_class
 from hex_llm.server.launch import bind
 
+CORES = os.cpu_count() or 1
 CONTEXT, VOCABULARY = 2048, 2048
 TOKEN = 300  # any that has a text
 
@@ -132,7 +133,8 @@ class Reader(asyncio.Protocol):
         self.bytes = self.events = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def connection_made(self, transport) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
@@ -161,7 +163,7 @@ async def _measure(port: int, streams: int, body: bytes) -> tuple[float, int, in
 
 
 def _others() -> str:
-    return f"1-{os.cpu_count() - 1}"
+    return f"1-{CORES - 1}"
 
 
 def _cpu(pid: int) -> float:
@@ -218,12 +220,17 @@ def main() -> None:
     arguments = parser.parse_args()
     match arguments.role:
         case "engine":
-            return fake_engine(arguments.descriptor)
+            fake_engine(arguments.descriptor)
         case "ours":
             sys.exit(ours(arguments.port))
         case "bare":
-            return bare(arguments.port, arguments.events, b"data: " + b"x" * (arguments.event_bytes - 8) + b"\n\n")
-    os.sched_setaffinity(0, range(1, os.cpu_count()))
+            bare(arguments.port, arguments.events, b"data: " + b"x" * (arguments.event_bytes - 8) + b"\n\n")
+        case None:
+            compare(arguments)
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    os.sched_setaffinity(0, range(1, CORES))
     sizes = arguments.streams, arguments.tokens, arguments.rounds
     with_us = _run(["--role=ours"], arguments.port, *sizes)
     # As many events, of as many bytes, as ours were; the bytes of chunked encoding come on top in both.

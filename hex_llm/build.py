@@ -26,7 +26,7 @@ from hex_llm.models.arch import Arch
 from hex_llm.models.registry import family
 from hex_llm.models.weights import abstract, bytes_per_device
 from hex_llm.parallel.mesh import make_mesh
-from hex_llm.runner.buckets import COARSE, FINE, Buckets
+from hex_llm.runner.buckets import COARSE, FINE, FUSED, Buckets, Growth
 from hex_llm.runner.compiler import Arguments, Compiler
 from hex_llm.runner.layout import Shapes
 from hex_llm.runner.memory import Memory, Needs, Share, plan_blocks
@@ -47,8 +47,8 @@ COMPILING = "compiling"
 # Tokens of a step with prompts, where no flag says: enough to fill a device, few enough to answer others in between.
 CHUNKED_STEP_TOKENS = 2048
 WHOLE_STEP_TOKENS = 8192
-# Where compiling costs more than what is saved by padding less: most starts of a small model on a CPU.
-GROWTH = {"cpu": COARSE}
+# Weights of a model so small that, on a CPU, a start waits longer for a bucket than all requests do for its lack.
+SMALL_MODEL = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def build_runner(config: Config, model: Model, report: Report = _tell_nobody) ->
         mesh.devices.flat[0].device_kind,
     )
     load_weights = _weights(config, model, mesh, partial(report, WEIGHTS))
-    buckets = _buckets(config, model)
+    buckets = _buckets(config, model, _growth(model, mesh))
     compiler, needs = _plan(config, model, mesh, buckets, report)
     limits = _limits(config, model, compiler.shapes.num_pages)
     with compiler.warm_up(buckets) if config.warmup and config.enable_jit else nullcontext():
@@ -203,7 +203,15 @@ def _step_tokens(config: Config, model: Model) -> int:
     return max(min(tokens, prompts), config.max_decode_seqs)
 
 
-def _buckets(config: Config, model: Model) -> Buckets:
+def _growth(model: Model, mesh: jax.sharding.Mesh) -> Growth:
+    """On a CPU a branch costs nothing and compiling costs much, so that there is one variant for all."""
+    if jax.default_backend() != "cpu":
+        return FINE
+    small = bytes_per_device(family(model.arch).weights, model.arch, mesh, model.dtype) < SMALL_MODEL
+    return COARSE if small else FUSED
+
+
+def _buckets(config: Config, model: Model, growth: Growth) -> Buckets:
     step_tokens = _step_tokens(config, model)
     mixed_seqs = config.max_decode_seqs if config.enable_chunked_prefill else config.prefill_seqs
     return Buckets(
@@ -212,7 +220,7 @@ def _buckets(config: Config, model: Model) -> Buckets:
         mixed_padding=min(config.prefill_len_padding, step_tokens),
         max_mixed_tokens=step_tokens,
         max_mixed_seqs=_padded(mixed_seqs, config.prefill_seqs_padding),
-        growth=GROWTH.get(jax.default_backend(), FINE),
+        growth=growth,
     )
 
 

@@ -1,5 +1,6 @@
-"""The `hex-llm` command. A command's module is imported when it runs, and has a function `main(argv)` that may return an
-exit code.
+"""The `hex-llm` command.
+
+A command's module is imported when it runs, and has a function `main(argv)` that may return an exit code.
 """
 
 import difflib

@@ -1,4 +1,4 @@
-"""A program's main function: the log, and what it raises as one line and an exit code. That is done here, nowhere else."""
+"""A program's main function: its log, and what it raises as one line and an exit code. Done here, nowhere else."""
 
 import os
 import sys

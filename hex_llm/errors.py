@@ -136,7 +136,7 @@ class EngineDead(ServerError):
 
 
 class Unavailable(ServerError):
-    """`code` is one of starting, draining, queue_timeout, server_shutdown."""
+    """`code` is one of starting, draining, queue_timeout, server_shutdown, too_many_connections."""
 
     status = 503
 

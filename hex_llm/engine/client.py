@@ -27,8 +27,8 @@ class Sink(Protocol):
 
 
 class EngineClient:
-    """`found` is what the engine knows of the model early, and `ready` its word that it serves; `lost` is set once it is
-    gone, with or without having been ready.
+    """`found` is what the engine knows of the model early, and `ready` its word that it serves. `lost` is set once it
+    has gone, with or without having been ready.
     """
 
     def __init__(self) -> None:

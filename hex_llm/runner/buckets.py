@@ -29,7 +29,8 @@ type Growth = Mapping[Variant, int]
 
 # The rarer variants have fewer buckets on their ladders: a few of their steps pad more, all starts compile less.
 FINE: Growth = {Variant.PLAIN: 2, Variant.FULL: 8, Variant.PROMPT: 8}
-# For devices that compile slowly and branch at no cost.
+# For devices that compile slowly and branch at no cost; and for small models on them, which pad at little cost.
+FUSED: Growth = {Variant.ANY: 2}
 COARSE: Growth = {Variant.ANY: 8}
 
 

@@ -9,8 +9,8 @@ from hex_llm.errors import RequestError, ServerError
 MAX_BYTES = 8 * 2**10
 
 _MAX_CHARS = 1000
-# Seconds until another try makes sense: a queue moves on at once, a server that starts or ends takes longer.
-_RETRY_AFTER = {429: 1, 503: 5}
+_RETRY_AFTER_S = 1  # with these statuses: a queue moves on at once, and most of a start is quick
+_RETRY_STATUSES = (429, 503)
 
 
 def error_status(error: BaseException) -> int:
@@ -34,8 +34,7 @@ def error_body(error: BaseException, request_id: str | None = None) -> bytes:
 
 
 def error_headers(error: BaseException) -> list[tuple[str, str]]:
-    seconds = _RETRY_AFTER.get(error_status(error))
-    return [("Retry-After", str(seconds))] if seconds else []
+    return [("Retry-After", str(_RETRY_AFTER_S))] if error_status(error) in _RETRY_STATUSES else []
 
 
 def _cut(text: str, limit: int = _MAX_CHARS) -> str:

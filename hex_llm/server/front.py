@@ -115,7 +115,6 @@ class _Front:
                 server_header=False,
                 proxy_headers=False,
                 timeout_graceful_shutdown=1,
-                h11_max_incomplete_event_size=config.max_head_bytes,
                 ssl_certfile=config.ssl_certfile,
                 ssl_keyfile=config.ssl_keyfile,
             )
@@ -249,8 +248,9 @@ def main(argv: Sequence[str]) -> int:
     settings, listener, connection, engine_pid, index = argv
     die_with_parent()
     config = msgspec.json.decode(settings, type=Config)
-    sockets = [socket.socket(fileno=int(each)) for each in (listener, connection)]
-    return run_front(config, *sockets, int(engine_pid), int(index))
+    return run_front(
+        config, socket.socket(fileno=int(listener)), socket.socket(fileno=int(connection)), int(engine_pid), int(index)
+    )
 
 
 if __name__ == "__main__":

@@ -101,15 +101,12 @@ def _supervise(
     """Starts the HTTP processes and waits until all have ended. When one ends, so do the others."""
     settings = msgspec.json.encode(config).decode()
     with tempfile.TemporaryDirectory(prefix="hex-llm-metrics-") as folder:
-        fronts = [
-            _start(
-                "hex_llm.server.front",
-                [settings, str(listener.fileno()), str(connection.fileno()), str(engine.pid), str(index)],
-                [listener.dup(), connection],
-                PROMETHEUS_MULTIPROC_DIR=folder,
-            )
-            for index, connection in enumerate(connections)
-        ]
+        fronts = []
+        for index, connection in enumerate(connections):
+            shared = listener.dup()
+            words = [settings, str(shared.fileno()), str(connection.fileno()), str(engine.pid), str(index)]
+            front = _start("hex_llm.server.front", words, [shared, connection], PROMETHEUS_MULTIPROC_DIR=folder)
+            fronts.append(front)
         listener.close()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda number, _: _forward(fronts, number))

@@ -46,7 +46,9 @@ async def stream(exchange: Exchange, generation: Generation, frames: Frames) -> 
                 await exchange.send(data)
             if left:
                 await generation.wait()
-        await exchange.send(frames.last())
+        # An answer may end with its first token: then there was nothing to begin with.
+        opening = b"" if exchange.begun else await _begin(exchange, frames)
+        await exchange.send(opening + frames.last())
     except ClientGone:
         raise
     except Exception as error:

@@ -2,12 +2,12 @@ import itertools
 
 import pytest
 
-from hex_llm.runner.buckets import COARSE, FINE, Buckets, Variant
+from hex_llm.runner.buckets import COARSE, FINE, FUSED, Buckets, Variant
 
 
 def ladders():
     for decode_padding, max_decodes, mixed_padding, max_tokens, growth in itertools.product(
-        (1, 8, 12), (1, 8, 100, 256), (16, 512), (16, 600, 2048), (FINE, COARSE)
+        (1, 8, 12), (1, 8, 100, 256), (16, 512), (16, 600, 2048), (FINE, FUSED, COARSE)
     ):
         yield Buckets(decode_padding, max_decodes, mixed_padding, max_tokens, max_mixed_seqs=8, growth=growth)
 

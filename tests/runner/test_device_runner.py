@@ -293,7 +293,7 @@ def test_a_row_of_nan_ends_that_request_alone(engine, monkeypatch):
 
 
 def test_a_compiled_step_for_each_variant_and_one_for_all_give_the_same_output(folder, engine, monkeypatch):
-    monkeypatch.setattr(build, "GROWTH", {})
+    monkeypatch.setattr(build, "_growth", lambda model, mesh: FINE)
     separate = make_engine(folder, max_prefill_seqs=4)
     assert separate._runner._packer._buckets.growth == FINE != engine._runner._packer._buckets.growth
     rng = random.Random(5)

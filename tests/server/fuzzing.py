@@ -11,19 +11,6 @@ from tests.server.refusals import error_of
 
 HANG_S = 10.0
 
-# Few sequences and a short context, so that whatever is still good is answered soon.
-FLAGS = (
-    "--served_model_name=tiny",
-    "--max_model_len=96",
-    "--max_n=4",
-    "--max_prompts=4",
-    "--max_instances=4",
-    "--max_sequences=8",
-    "--body_timeout_s=3",
-    "--enable_prompt_logprobs",
-    "--enable_prefix_cache_hbm",
-    "--disable_log_requests",
-)
 NUM_CONNECTIONS = 32
 
 type Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -7,32 +7,42 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hex_llm.config import Config
 from hex_llm.server import chat_schema, completion_schema, tokens, vertex_schema
-from tests.server.bad_inputs.case import CHAT, COMPLETIONS
-from tests.server.valid_bodies import BODIES
+from hex_llm.server.fields import fields_schema
+from tests.server.bad_inputs.case import CHAT, COMPLETIONS, DETOKENIZE, GENERATE, TOKENIZE
+from tests.server.legal_values import legal_value
+from tests.server.valid_bodies import BODIES, FLAGS
 
-_TABLES = {CHAT: chat_schema.FIELDS, COMPLETIONS: completion_schema.FIELDS}
+_TABLES = {
+    CHAT: chat_schema.FIELDS,
+    COMPLETIONS: completion_schema.FIELDS,
+    GENERATE: vertex_schema.FIELDS,
+    TOKENIZE: tokens.TOKENIZE,
+    DETOKENIZE: tokens.DETOKENIZE,
+}
+_SCHEMAS = {route: fields_schema(table, Config.from_args(FLAGS))["properties"] for route, table in _TABLES.items()}
 # A field that some route declares is tried on all of them.
 _NAMES = sorted(
-    {
-        *chat_schema.FIELDS, *chat_schema.MESSAGE, *completion_schema.FIELDS, *vertex_schema.FIELDS,
-        *tokens.TOKENIZE, *tokens.DETOKENIZE, "instances", "parameters", "@requestFormat", "include_usage",
-    }
-)  # fmt: skip
+    {name for table in _TABLES.values() for name in table}
+    | {*chat_schema.MESSAGE, "instances", "parameters", "@requestFormat", "include_usage"}
+)
 _NUMBERS = (
-    0, 1, -1, 2, 3, 5, 20, 21, 128, 129, 319, 320, 0.5, -0.0, 1.0, 2.5, 5e-324, 1e-300, 1e-45, 1e-38, 1e38, 3.5e38, 1e308,
-    -1e308, 2**31 - 1, 2**31, 2**32, 2**32 + 5, 2**53 + 1, 2**63 - 1, 2**63, 2**64, -(2**31), -(2**63), -(2**63) - 1,
-    10**25, -(10**40), float("nan"), float("inf"), float("-inf"),
+    0, 1, -1, 2, 3, 5, 20, 21, 128, 129, 319, 320, 0.5, -0.0, 1.0, 2.5, 5e-324, 1e-300, 1e-45, 1e-38, 1e38, 3.5e38,
+    1e308, -1e308, 2**31 - 1, 2**31, 2**32, 2**32 + 5, 2**53 + 1, 2**63 - 1, 2**63, 2**64, -(2**31), -(2**63),
+    -(2**63) - 1, 10**25, -(10**40), float("nan"), float("inf"), float("-inf"),
 )  # fmt: skip
 _STRINGS = (
-    "", " ", "a", "hi", "0", "1", "-1", "1.5", "true", "null", "NaN", "\0", "\n", "\\", '"', "é", "漢字", "🙂", "👩\u200d👩\u200d👧",
-    "e\u0301\u0301\u0301", "\u202eabc", "\ufeff", "\ufffd", "\uffff", "\U0010ffff", "\ud800", "\udfff", "ß", "İ", "<s>", "</s>",
-    "<pad>", "{{ 7*7 }}", "{% raw %}", "%n%s", "../../etc/passwd", "gs://bucket/a", "http://127.0.0.1/", "user", "tool", "robot",
-    "chatCompletions", "text", "json_object", "auto", "__class__", "[hex-llm:continue-here] ",
+    "", " ", "a", "hi", "0", "1", "-1", "1.5", "true", "null", "NaN", "\0", "\n", "\\", '"', "é", "漢字", "🙂", "ß",
+    "İ", "👩\u200d👩\u200d👧", "e\u0301\u0301\u0301", "\u202eabc", "\ufeff", "\ufffd", "\uffff", "\U0010ffff",
+    "\ud800", "\udfff", "<s>", "</s>", "<pad>", "{{ 7*7 }}", "{% raw %}", "%n%s", "../../etc/passwd", "gs://bucket/a",
+    "http://127.0.0.1/", "user", "tool", "robot", "chatCompletions", "text", "json_object", "auto", "__class__",
+    "[hex-llm:continue-here] ",
 )  # fmt: skip
 _BYTES = (
-    b"{", b"}", b"[", b"]", b'"', b"'", b",", b":", b"\\", b"\\u", b"\\ud800", b"\0", b"\xff", b"\xc0\x80", b"\xed\xa0\x80",
-    b"\xef\xbb\xbf", b"NaN", b"-Infinity", b"1e999", b"null", b"true", b" ", b"\n", b"-", b"0", b"9" * 30, b"/*", b"e", b".",
+    b"{", b"}", b"[", b"]", b'"', b"'", b",", b":", b"\\", b"\\u", b"\\ud800", b"\0", b"\xff", b"\xc0\x80",
+    b"\xed\xa0\x80", b"\xef\xbb\xbf", b"NaN", b"-Infinity", b"1e999", b"null", b"true", b" ", b"\n", b"-", b"0",
+    b"9" * 30, b"/*", b"e", b".",
 )  # fmt: skip
 
 
@@ -56,7 +66,9 @@ def mutant(number: int, seed: int = 0) -> Mutant:
     kind = rng.random()
     if kind < 0.06:
         return _sent(number, rng, route, _unharmed(rng, route, body), good=True)
-    if kind < 0.66:
+    if kind < 0.36:
+        return _sent(number, rng, route, _text(rng, _varied(rng, route, body)))
+    if kind < 0.7:
         return _sent(number, rng, route, _text(rng, _changed(rng, body)))
     if kind < 0.92:
         if rng.random() < 0.3:
@@ -78,11 +90,22 @@ def _text(rng: random.Random, body: Any) -> bytes:
 def _unharmed(rng: random.Random, route: str, body: dict[str, Any]) -> bytes:
     """The same request in other words."""
     members = list(body.items())
-    if route in _TABLES and rng.random() < 0.5:
+    if route in (CHAT, COMPLETIONS) and rng.random() < 0.5:
         names = [name for name in rng.sample(sorted(_TABLES[route]), 3) if name not in body]
         members += [(name, None) for name in names]
     rng.shuffle(members)
     return rng.choice((b"", b" ", b"\r\n")) + _text(rng, dict(members)) + rng.choice((b"", b"\n", b"  "))
+
+
+def _varied(rng: random.Random, route: str, body: dict[str, Any]) -> dict[str, Any]:
+    """With other values, each of which is allowed: most such requests are good, and some contradict themselves."""
+    targets = body.get("instances") or [body]
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        target = rng.choice(targets)
+        table = CHAT if "@requestFormat" in target else route
+        name = rng.choice(sorted(_SCHEMAS[table]))
+        target[name] = legal_value(rng, _SCHEMAS[table][name])
+    return body
 
 
 def _changed(rng: random.Random, body: Any) -> Any:
@@ -235,8 +258,8 @@ def _missent(number: int, rng: random.Random, route: str, body: bytes) -> Mutant
             encoding = rng.choice(("gzip", "br", "deflate", "x", "identity, gzip"))
             return Mutant(number, route, _head(route, length, f"Content-Encoding: {encoding}"), body)
         case 3:
-            bad = rng.choice((f"{length}, 1", "Content-Length: -1", "Content-Length: x", f"{length}\r\nContent-Length: 1",
-                              f"{length}\r\nTransfer-Encoding: chunked", "Transfer-Encoding: gzip"))  # fmt: skip
+            bad = rng.choice((f"{length}, 1", "Content-Length: -1", "Content-Length: x", "Transfer-Encoding: gzip",
+                              f"{length}\r\nContent-Length: 1", f"{length}\r\nTransfer-Encoding: chunked"))  # fmt: skip
             return Mutant(number, route, _head(route, bad), body, whole=False)
         case 4:
             chunks = _damaged(rng, _chunks(rng, body))

@@ -2,12 +2,15 @@
 
 import json
 import re
+import tempfile
 from typing import Any
 
 MAX_BYTES = 8 * 2**10
 
 # A traceback, an address, a path of the machine.
-_LEAK = re.compile(r"0x[0-9a-fA-F]{6,}|File \"|Traceback|/home|site-packages|\.py\b|hex_llm/|/tmp")
+_LEAK = re.compile(
+    r"0x[0-9a-fA-F]{6,}|File \"|Traceback|/home|site-packages|\.py\b|hex_llm/|" + re.escape(tempfile.gettempdir())
+)
 
 
 def error_of(body: bytes) -> dict[str, Any]:

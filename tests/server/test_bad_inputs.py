@@ -87,7 +87,7 @@ def _streamed(case: Case) -> Case | None:
         changed = body | {"parameters": body.get("parameters", {}) | {"stream": True}}
     else:
         changed = None
-    return changed and dataclasses.replace(case, body=changed)
+    return dataclasses.replace(case, body=changed) if changed else None
 
 
 def test_a_stream_that_is_refused_has_its_status_all_the_same(server):

@@ -1,13 +1,15 @@
 import asyncio
 import itertools
 
+import httpx
 import pytest
 
 from tests.checkpoints import write_llama
-from tests.server.fuzzing import FLAGS, fuzz
+from tests.server.fuzzing import fuzz
 from tests.server.mutations import mutant, mutants
 from tests.server.refusals import check_ledger
 from tests.server.servers import running_server
+from tests.server.valid_bodies import BODIES, FLAGS
 
 NUM_BODIES = 2000
 
@@ -31,6 +33,13 @@ def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fuzz")
     with running_server(write_llama(folder / "model"), folder / "log", *FLAGS) as server:
         yield server
+
+
+def test_every_body_is_good_before_it_is_mutated(server):
+    with httpx.Client(base_url=server.url, timeout=10) as client:
+        for route, body in BODIES:
+            answer = client.post(route, json=body)
+            assert answer.status_code == 200, (body, answer.text)
 
 
 def test_no_mutated_body_makes_the_server_fail_or_hang(server):

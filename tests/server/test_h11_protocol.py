@@ -226,7 +226,7 @@ def test_connections_beyond_the_limit_are_refused_at_once_and_the_others_live(ha
             assert read_answer(client)[0] == 200
         with connect(hasty) as fourth:
             status, headers, body = read_answer(fourth)
-            assert (status, headers["retry-after"]) == (503, "5")
+            assert (status, headers["retry-after"]) == (503, "1")
             assert "3 connections" in error_of(body)["message"]
         third.sendall(head())
         assert read_answer(third)[0] == 200

@@ -182,7 +182,7 @@ def test_an_error_is_never_large(text):
 
 def test_errors_that_pass_say_when_to_try_again():
     assert error_headers(Overloaded("Full.")) == [("Retry-After", "1")]
-    assert error_headers(Unavailable("Soon.", code="starting")) == [("Retry-After", "5")]
-    assert error_headers(EngineDead("Dead.")) == [("Retry-After", "5")]
+    assert error_headers(Unavailable("Soon.", code="starting")) == [("Retry-After", "1")]
+    assert error_headers(EngineDead("Dead.")) == [("Retry-After", "1")]
     assert error_headers(EngineDead("Dead.", status=500)) == []
     assert error_headers(ValueError()) == []

@@ -1,10 +1,26 @@
-"""Good bodies for every route that takes one, each short to answer: what mutations begin with."""
+"""Good bodies for every route that takes one, each short to answer: what mutations begin with. And the flags of the
+server that they are for.
+"""
 
 from typing import Any
 
 from tests.server.bad_inputs.case import CHAT, COMPLETIONS, DETOKENIZE, GENERATE, MESSAGES, TOKENIZE
 
 MODEL = "tiny"
+
+# Few sequences and a short context, so that whatever is still good is answered soon.
+FLAGS = (
+    f"--served_model_name={MODEL}",
+    "--max_model_len=96",
+    "--max_n=4",
+    "--max_prompts=4",
+    "--max_instances=4",
+    "--max_sequences=8",
+    "--body_timeout_s=3",
+    "--enable_prompt_logprobs",
+    "--enable_prefix_cache_hbm",
+    "--disable_log_requests",
+)
 
 _TALK = [
     {"role": "system", "content": "Be brief."},
@@ -31,13 +47,13 @@ BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
     (CHAT, {"messages": MESSAGES, "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}, "n": 2}),
     (CHAT, {"messages": MESSAGES, "max_tokens": 2, "logprobs": True, "top_logprobs": 3, "logit_bias": {"7": -100}}),
     (CHAT, {"messages": MESSAGES, "max_tokens": 2, "stream": True, "logprobs": True, "return_token_ids": True}),
-    (CHAT, {"messages": MESSAGES, "max_tokens": 2, "response_format": {"type": "text"}, "store": False, "metadata": {}}),
-    (CHAT, {"messages": MESSAGES[:1] + [{"role": "assistant", "content": "I"}], "continue_final_message": True,
+    (CHAT, {"messages": MESSAGES, "max_tokens": 2, "response_format": {"type": "text"}, "store": False}),
+    (CHAT, {"messages": [*MESSAGES, {"role": "assistant", "content": "I"}], "continue_final_message": True,
             "add_generation_prompt": False, "max_tokens": 2, "chat_template_kwargs": {"enable_thinking": False}}),
-    (CHAT, {"messages": MESSAGES, "max_tokens": 2, "presence_penalty": 1.5, "frequency_penalty": -0.5, "min_tokens": 1}),
+    (CHAT, {"messages": MESSAGES, "max_tokens": 2, "presence_penalty": 1.5, "frequency_penalty": -0.5, "metadata": {}}),
     (CHAT, {"messages": MESSAGES, "max_tokens": 2, "repetition_penalty": 1.1, "min_p": 0.1, "top_k": 5,
             "bad_words": ["no"], "cache_salt": "s", "request_id": "a-1"}),
-    (CHAT, {"messages": MESSAGES, "max_tokens": 2, "prompt_logprobs": 1, "ignore_eos": True, "stop_token_ids": [9]}),
+    (CHAT, {"messages": MESSAGES, "max_tokens": 2, "prompt_logprobs": 1, "min_tokens": 1, "stop_token_ids": [9]}),
     (COMPLETIONS, {"prompt": "hi", "max_tokens": 2}),
     (COMPLETIONS, {"prompt": "hi"}),
     (COMPLETIONS, {"model": MODEL, "prompt": ["hi", "ho"], "max_tokens": 2, "n": 2, "seed": -1}),
@@ -46,6 +62,7 @@ BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
     (COMPLETIONS, {"prompt": "é漢🙂", "max_tokens": 3, "stream": True, "logprobs": 1}),
     (COMPLETIONS, {"prompt": "hi", "max_tokens": 3, "stream": True,
                    "stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
+    (COMPLETIONS, {"prompt": "hi", "max_tokens": 2, "stream": True, "logit_bias": {"2": 100}}),  # ends at once
     (COMPLETIONS, {"prompt": "hi", "max_tokens": 2, "stop": "x", "include_stop_str_in_output": True, "suffix": ""}),
     (COMPLETIONS, {"prompt": ["a", "b", "c"], "max_tokens": 2, "stream": True, "echo": True}),
     (COMPLETIONS, {"prompt": "hi", "max_tokens": 2, "add_special_tokens": False, "skip_special_tokens": False}),

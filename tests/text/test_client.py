@@ -81,25 +81,25 @@ def is_alive(process_id: int) -> bool:
     return True
 
 
-async def longest_pause(work: Callable[[], Awaitable[None]], enough: float) -> float:
-    """How long the event loop is ever away while work is done; on a busy machine, the best of three times."""
-    longest = [0.0]
+async def longest_pauses(work: Awaitable[None]) -> tuple[float, float]:
+    """The longest that the event loop is away while work is done, by the clock and by its own work.
+
+    The second is what counts: on a busy machine the loop also waits for its turn.
+    """
+    longest = [0.0, 0.0]
 
     async def beat() -> None:
-        last = time.perf_counter()
+        last = time.perf_counter(), time.thread_time()
         while True:
             await asyncio.sleep(0.001)
-            now = time.perf_counter()
-            longest[-1], last = max(longest[-1], now - last), now
+            now = time.perf_counter(), time.thread_time()
+            longest[:] = (max(pause, end - start) for pause, start, end in zip(longest, last, now, strict=True))
+            last = now
 
-    for _ in range(3):
-        longest.append(0.0)
-        beating = asyncio.create_task(beat())
-        await work()
-        beating.cancel()
-        if longest[-1] < enough:
-            break
-    return min(longest[1:])
+    beating = asyncio.create_task(beat())
+    await work
+    beating.cancel()
+    return longest[0], longest[1]
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
@@ -191,13 +191,13 @@ def test_a_text_beyond_the_context_is_refused_before_it_is_tokenized(tmp_path: P
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        (ENDLESS, "Rendering the messages took longer than 0.5 s"),
+        (ENDLESS, "Rendering the messages took longer than 1 s"),
         ("{{ 'a' * (messages | length * 10**9) }}", "too much memory"),
         ("{{ '%1000000000d' % messages | length }}", "too much memory"),
         ("{{ '' | center(messages | length * 10**9) }}", "too much memory"),
         (
             "{% set ns = namespace(x='a' * 1000) %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-            "memory",
+            "memory|longer than 1 s",
         ),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails on these messages"),
         ("{{ raise_exception('Not like this.') }}", "Not like this."),
@@ -207,7 +207,7 @@ def test_a_text_beyond_the_context_is_refused_before_it_is_tokenized(tmp_path: P
 )
 def test_a_template_that_runs_wild_costs_one_request(template: str, words: str, tmp_path: Path):
     async def work() -> None:
-        async with started(with_template(tmp_path, template, template_timeout_s=0.5)) as client:
+        async with started(with_template(tmp_path, template, template_timeout_s=1)) as client:
             child = client.process_id
             behind = asyncio.gather(*(client.encode_chat(say(f"{i}")) for i in range(3)))
             with pytest.raises(RequestError, match=words):
@@ -220,7 +220,7 @@ def test_a_template_that_runs_wild_costs_one_request(template: str, words: str, 
 
 @pytest.mark.parametrize(
     ("template", "words"),
-    [("{{ 'a' * 10**9 }}", "memory"), ("{{ '' | center(10**9) }}", "memory"), ("{{ 7 ** 7000000 }}", "longer than")],
+    [("{{ 'a' * 10**9 }}", "memory"), ("{{ '' | center(10**9) }}", "memory"), ("{{ 7 ** 90000000 }}", "longer than")],
 )
 def test_a_template_that_runs_wild_where_it_is_read_does_so_within_the_limits(
     template: str, words: str, tmp_path: Path
@@ -230,7 +230,7 @@ def test_a_template_that_runs_wild_where_it_is_read_does_so_within_the_limits(
     (tmp_path / "chat_template.jinja").write_text(template)
 
     async def work() -> None:
-        async with started(settings(tokenizer_folder=str(tmp_path), template_timeout_s=0.2)) as client:
+        async with started(settings(tokenizer_folder=str(tmp_path), template_timeout_s=1)) as client:
             assert words in str(await error_of(client.encode_chat(HI)))
             assert await client.encode("a")
 
@@ -247,7 +247,9 @@ def test_the_event_loop_goes_on_while_a_job_takes_long(tmp_path: Path):
                     await client.encode_chat(say("Go"))
                 assert 1.9 < time.perf_counter() - start < 4
 
-            assert await longest_pause(job, enough=0.05) < 0.05
+            waited, worked = await longest_pauses(job())
+            assert waited < 0.5
+            assert worked < 0.05
 
     run(work())
 
@@ -263,7 +265,9 @@ def test_a_word_of_a_megabyte_is_tokenized_without_the_event_loop_standing_still
                 assert len(tokens) > 100_000
                 assert other
 
-            assert await longest_pause(job, enough=0.05) < 0.05
+            waited, worked = await longest_pauses(job())
+            assert waited < 0.5
+            assert worked < 0.05
 
     run(work())
 
@@ -353,9 +357,9 @@ def test_a_process_that_does_not_come_back_is_told_to_those_who_wait(tmp_path: P
 
 def test_cancelling_leaves_nothing_behind(tmp_path: Path):
     async def work() -> None:
-        async with started(with_template(tmp_path, ENDLESS, template_timeout_s=0.1)) as client:
+        async with started(with_template(tmp_path, ENDLESS, template_timeout_s=0.2)) as client:
             tasks = [asyncio.create_task(client.encode_chat(say("Go"))) for _ in range(100)]
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.01)
             for task in tasks:
                 task.cancel()
             done = await asyncio.gather(*tasks, return_exceptions=True)
