@@ -18,6 +18,7 @@ import subprocess
 import sys
 import termios
 import time
+from typing import cast
 
 import httpx
 import orjson
@@ -54,7 +55,7 @@ def fake_engine(descriptor: int) -> None:
     stats = Stats(0, 0, 2**16, 0, 0, 0, 0, 0, 0)
     last_alive = time.monotonic()
     while True:
-        connection.setblocking(not left)
+        connection.settimeout(0 if left else 1)
         try:
             data = connection.recv(2**18)
             if not data:
@@ -66,9 +67,9 @@ def fake_engine(descriptor: int) -> None:
                     case Abort(request_ids):
                         for request_id in request_ids:
                             left.pop(request_id, None)
-        except BlockingIOError:
+        except (BlockingIOError, TimeoutError):
             pass
-        connection.setblocking(True)
+        connection.settimeout(None)
         if time.monotonic() - last_alive > 1:
             last_alive = time.monotonic()
             send(Alive(stats, 0))
@@ -134,8 +135,7 @@ class Reader(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        transport.write(self._request)
+        cast(asyncio.WriteTransport, transport).write(self._request)
 
     def data_received(self, data: bytes) -> None:
         self.bytes += len(data)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import orjson
 
+from hex_llm.errors import RequestError
 from hex_llm.server.chat_response import chat_response, chat_stream
 from hex_llm.server.chat_schema import ChatRequest, read_chat
 from hex_llm.server.exchange import Exchange
@@ -40,11 +41,16 @@ async def answer_chat(
         "created": int(time.time()),
         "model": asked.model or server.names[0],
     }
-    async with generate(server, exchange, encode, [asked.sampling], cache_salt=asked.cache_salt) as generation:
-        if asked.stream:
-            frames = chat_stream(asked, generation.answers, server.tokenizer, **facts)
-            await stream(exchange, generation, frames)
-        else:
-            await generation.finish()
-            response = chat_response(asked, generation.answers, server.tokenizer, **facts)
-            await exchange.reply(200, wrap(orjson.dumps(response)))
+    try:
+        async with generate(server, exchange, encode, [asked.sampling], cache_salt=asked.cache_salt) as generation:
+            if asked.stream:
+                frames = chat_stream(asked, generation.answers, server.tokenizer, **facts)
+                await stream(exchange, generation, frames)
+            else:
+                await generation.finish()
+                response = chat_response(asked, generation.answers, server.tokenizer, **facts)
+                await exchange.reply(200, wrap(orjson.dumps(response)))
+    except RequestError as error:
+        if error.param == "prompt":  # which to the client are its messages
+            error.param = "messages"
+        raise

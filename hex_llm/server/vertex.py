@@ -99,6 +99,8 @@ async def _encode_all(
             # Bad words are not tokens yet; the rest of what depends on the model can be checked here.
             new_request("", outcome, dataclasses.replace(request.sampling, bad_words=()), server.limits)
         except RequestError as error:
+            if isinstance(request, ChatRequest) and error.param == "prompt":  # which to the client are its messages
+                error.param = "messages"
             raise place.locate(error) from None
         prompts.append(outcome)
     return prompts

@@ -253,6 +253,14 @@ def test_greedy_rows_among_others_stay_greedy():
     assert np.mean(tokens[~greedy] == likeliest[~greedy]) < 0.2
 
 
+def test_as_many_equal_peaks_as_top_k_leaves_over_are_all_it_leaves_over():
+    logits = np.full(300, -9.0, np.float32)
+    logits[[4, 200]] = 3.0
+    logits[77] = 2.9
+    assert set(draw(logits, top_k=2)) == {4, 200}
+    assert set(draw(logits, top_k=3)) == {4, 77, 200}
+
+
 def test_equal_logits_stay_or_go_together():
     logits = np.full(VOCAB, -3, np.float32)
     logits[[10, 60, 110, 160]] = 2

@@ -245,10 +245,10 @@ def test_the_event_loop_goes_on_while_a_job_takes_long(tmp_path: Path):
                 start = time.perf_counter()
                 with pytest.raises(RequestError, match="longer than 2 s"):
                     await client.encode_chat(say("Go"))
-                assert 1.9 < time.perf_counter() - start < 4
+                assert 1.9 < time.perf_counter() - start < 6
 
             waited, worked = await longest_pauses(job())
-            assert waited < 0.5
+            assert waited < 1
             assert worked < 0.05
 
     run(work())
@@ -266,7 +266,7 @@ def test_a_word_of_a_megabyte_is_tokenized_without_the_event_loop_standing_still
                 assert other
 
             waited, worked = await longest_pauses(job())
-            assert waited < 0.5
+            assert waited < 1
             assert worked < 0.05
 
     run(work())
@@ -296,7 +296,8 @@ def test_a_process_that_is_stuck_is_killed_and_those_who_waited_are_served(tmp_p
 
 
 def test_a_process_that_is_killed_loses_no_job_and_answers_none_twice(tmp_path: Path):
-    slow = with_template(tmp_path, "{% for i in range(60000) %}{% set x = i %}{% endfor %}Go", max_model_len=10**6)
+    loop = "{% for i in range(60000) %}{% set x = i %}{% endfor %}Go"
+    slow = with_template(tmp_path, loop, template_timeout_s=20)
 
     async def work() -> None:
         async with started(slow) as client:
