@@ -132,7 +132,8 @@ def test_the_packages_own_stream_helper_puts_an_answer_together(client: openai.O
     assert kinds.count("logprobs.content.done") == 2
     assert [choice.message.content for choice in whole.choices] == [ANSWER, ANSWER]
     assert whole.usage is not None
-    assert whole.usage.completion_tokens == 2 * NUM_ANSWER
+    # A prompt counts once, however many answers it has.
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (NUM_PROMPT, 2 * NUM_ANSWER)
 
 
 def test_prompts_are_texts_and_tokens_one_and_several(client: openai.OpenAI) -> None:

@@ -71,7 +71,7 @@ TALK = (
          messages=[{"role": "tool", "tool_call_id": "x"}]),
     chat("an assistant's message without content or calls", "messages[0].content", "missing",
          messages=[{"role": "assistant", "tool_calls": []}]),
-    chat("a conversation longer than the context", "prompt", "256 tokens", "context_length_exceeded",
+    chat("a conversation longer than the context", "messages", "256 tokens", "context_length_exceeded",
          messages=[{"role": "user", "content": "x" * 300}]),
     chat("a conversation far longer than the context", "messages", "characters", "context_length_exceeded",
          messages=[{"role": "user", "content": "x" * 100_000}]),
