@@ -104,6 +104,9 @@ class Stream:
         parts.append(self._told(choice, answer))
         if answer.finished:
             parts.append(self._ending(choice, answer))
+        elif self._plain and not any(parts):
+            # The first token, and it has no text yet: clients that time it should see it come.
+            parts = [choice.before_text, b'""', self._after_text]
         return b"".join(parts)
 
     def last(self) -> bytes:
