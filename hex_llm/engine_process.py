@@ -19,19 +19,15 @@ from hex_llm.engine.engine import Engine
 from hex_llm.engine.host import EngineHost
 from hex_llm.engine.wire import Failed, Found, Ready
 from hex_llm.errors import HexError, StartError
-from hex_llm.process import die_with_parent
+from hex_llm.process import ENGINE_DIED, begin_child, release_signals
 
-logger = logging.getLogger(__name__)
-
-STEP_FAILED = 70
+logger = logging.getLogger("hex_llm.engine_process")  # whose own name is __main__
 
 
 def main(settings: str, sockets: str) -> int:
-    die_with_parent()
-    # Ctrl-C goes to all processes of a terminal; what to do about it is the HTTP process's affair.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    begin_child()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    release_signals()
     log.configure()
     config = msgspec.json.decode(settings, type=Config)
     host = EngineHost(
@@ -53,7 +49,7 @@ def main(settings: str, sockets: str) -> int:
         host.run(engine, ready)
     except Exception:
         logger.critical("A step failed, and the engine with it.", exc_info=True)
-    return STEP_FAILED
+    return ENGINE_DIED
 
 
 def _build(config: Config, host: EngineHost) -> tuple[Engine, Ready]:

@@ -4,11 +4,14 @@ A schema says what may come; what does not fit it ends the connection, and nothi
 """
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import msgspec
+
+logger = logging.getLogger(__name__)
 
 MAX_FRAME = 64 * 2**20
 _LENGTH = 4  # bytes, the highest first
@@ -45,7 +48,7 @@ class Decoder[Message]:
                     break
                 try:
                     message = self._decoder.decode(memoryview(buffer)[start + _LENGTH : end].tobytes())
-                except msgspec.MsgspecError as error:
+                except (ValueError, TypeError, RecursionError) as error:  # msgspec's own is a ValueError
                     raise Broken(f"A message does not fit its schema: {error}") from None
                 start = end
                 yield message
@@ -82,9 +85,10 @@ class FrameProtocol[Message](asyncio.Protocol):
         try:
             for message in self._decoder.feed(data):
                 self._take(message)
-        except Broken:
-            self.close()
-            raise
+        except Broken as error:
+            logger.error("The connection to another process is ended: %s", error)
+            if self._transport is not None:
+                self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -98,6 +102,16 @@ class FrameProtocol[Message](asyncio.Protocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+
+async def attach(protocol: asyncio.Protocol, connection: socket.socket) -> None:
+    """Has the running loop serve a connected socket, which is the loop's to close from then on."""
+    try:
+        connection.setblocking(False)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
+    except BaseException:
+        connection.close()
+        raise
 
 
 _ENCODER = msgspec.msgpack.Encoder()

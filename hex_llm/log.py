@@ -13,7 +13,7 @@ VERBOSE = "%(asctime)s.%(msecs)03d %(levelname)s %(process)d %(threadName)s %(na
 def configure() -> None:
     """Sends the log to stderr, as HEX_LLM_LOG_LEVEL and HEX_LLM_VERBOSE_LOG say. A second call replaces the first."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(VERBOSE if _verbose() else PLAIN, datefmt="%Y-%m-%d %H:%M:%S"))
+    handler.setFormatter(logging.Formatter(VERBOSE if verbose() else PLAIN, datefmt="%Y-%m-%d %H:%M:%S"))
     logger = logging.getLogger("hex_llm")
     logger.setLevel(_level())
     logger.handlers = [handler]
@@ -33,7 +33,8 @@ def _level() -> int:
     return levels[name.upper()]
 
 
-def _verbose() -> bool:
+def verbose() -> bool:
+    """Whether HEX_LLM_VERBOSE_LOG asks for everything, prompts too."""
     text = os.environ.get("HEX_LLM_VERBOSE_LOG", "false")
     if text.lower() not in ("true", "false"):
         raise ConfigError(f"HEX_LLM_VERBOSE_LOG={text} must be true or false.")

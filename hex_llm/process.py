@@ -1,21 +1,67 @@
-"""What child processes have in common."""
+"""What the processes of a server have in common: how a child is started, and how it begins.
+
+Signals to the whole group, such as a terminal's Ctrl-C, are for the process that the user has started. It tells the
+others; they take no notice themselves.
+"""
 
 import ctypes
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Sequence
 
+# Exit codes of a server that has lost its engine.
+ENGINE_DIED, ENGINE_HUNG = 70, 71
+
+# What neither the engine nor a chat template has any business with.
+_SECRETS = ("HEXLLM_API_KEYS", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """Has the kernel kill this process when the one that started it is gone, however it went."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+def hold_signals() -> set[int]:
+    """Has signals wait, in this process and those it starts, until there is somebody to take them; returns which
+    ones waited before.
+    """
+    return signal.pthread_sigmask(signal.SIG_BLOCK, (*_GROUP, signal.SIGUSR1, signal.SIGUSR2))
+
+
+def release_signals() -> None:
+    """Lets the signals come that were held."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_GROUP, signal.SIGUSR1, signal.SIGUSR2))
+
+
+def start_child(
+    module: str, arguments: Sequence[str], files: Sequence[int], *, secrets: bool = False, stdout: int | None = None,
+    **environment: str,
+) -> subprocess.Popen[bytes]:  # fmt: skip
+    """Runs a module in a process of its own that inherits the open files; its main function calls `begin_child`.
+
+    The kernel ends it together with the thread that calls this.
+    """
+    kept = {name: value for name, value in os.environ.items() if secrets or name not in _SECRETS}
+    held = hold_signals()
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            pass_fds=files,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            env=kept | environment | {"HEX_LLM_PARENT": str(os.getpid())},
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+def begin_child() -> None:
+    """The first thing a child does: it dies with its parent, however that goes, and leaves signals to it.
+
+    Those that the child takes are still held; `release_signals` lets them come.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.environ.get("HEX_LLM_PARENT", str(os.getppid())) != str(os.getppid()):
         os._exit(1)  # it went before the kernel was asked
-
-
-def child_environment() -> dict[str, str]:
-    """The environment for a child: without secrets that are none of its business."""
-    kept = {name: value for name, value in os.environ.items() if name != "HEXLLM_API_KEYS"}
-    return kept | {"HEX_LLM_PARENT": str(os.getpid())}
+    for number in _GROUP:
+        signal.signal(number, signal.SIG_IGN)

@@ -48,6 +48,7 @@ def test_help_lists_the_commands_with_a_line_each(capsys):
     out = capsys.readouterr().out
     listed = [line.split("  ")[1:] for line in out.splitlines() if line.startswith("  ")]
     assert [(name, line[-1].strip()) for name, *line in listed] == [
+        ("serve", "Serve a model over HTTP."),
         ("chat", "Talk to a model in the terminal."),
         ("bench offline", "Measure the engine without a server."),
         ("bench serve", "Measure a server under load."),
@@ -74,7 +75,7 @@ def test_the_first_word_of_a_command_lists_its_commands(capsys):
         (["chatt"], "There is no command 'chatt'; did you mean 'chat'?"),
         (["bench", "ofline"], "There is no command 'bench ofline'; did you mean 'bench offline'?"),
         (["xyzzy"], "There is no command 'xyzzy'; hex-llm --help lists those there are."),
-        (["serve"], "There is no command 'serve'; hex-llm --help lists those there are."),
+        (["deploy"], "There is no command 'deploy'; hex-llm --help lists those there are."),
         (["version", "--seed=1"], "unrecognized arguments: --seed=1."),
     ],
 )

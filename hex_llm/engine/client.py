@@ -10,8 +10,8 @@ from typing import Protocol
 from hex_llm.engine.output import Output, Stats
 from hex_llm.engine.request import FinishReason, Request
 from hex_llm.engine.wire import Abort, Add, Alive, Failed, Found, FromEngine, Ready, Refused, Starting, Stepped
-from hex_llm.errors import EngineDead, HexError, RequestError, ServerError, Unavailable
-from hex_llm.frames import FrameProtocol
+from hex_llm.errors import EngineDead, HexError, RequestError, ServerError, TooLarge, Unavailable
+from hex_llm.frames import MAX_FRAME, Broken, FrameProtocol, attach
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,8 @@ class EngineClient:
         self.progress = Starting("starting", 0.0)
         self.stats: Stats | None = None
         self.late_compiles = 0
+        self.late_compile_seconds = 0.0
+        self.invariant_violations = 0
         self.on_step: Callable[[Sequence[Output]], None] = lambda outputs: None
         self._sinks: dict[str, Sink] = {}
         self._heard = time.monotonic()
@@ -47,18 +49,23 @@ class EngineClient:
         self._protocol = FrameProtocol[FromEngine](FromEngine, self._take, self._lose)
 
     async def connect(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        await asyncio.get_running_loop().connect_accepted_socket(lambda: self._protocol, connection)
+        await attach(self._protocol, connection)
 
     @property
     def num_requests(self) -> int:
         return len(self._sinks)
 
-    def add(self, request: Request, sink: Sink) -> None:
+    def add(self, request: Request, sink: Sink, group: str = "") -> None:
+        """Hands a request over. `group` is one for all sequences of an HTTP request, and no other's: once one of them
+        has begun, the others are not given up for having waited too long.
+        """
         if self.lost.is_set():
             raise EngineDead("The engine has stopped; the server is about to end.")
+        try:
+            self._protocol.send(Add(request, group or request.id))
+        except Broken:
+            raise TooLarge(f"The request takes more than {MAX_FRAME // 2**20} MiB, the most of one sequence.") from None
         self._sinks[request.id] = sink
-        self._protocol.send(Add(request))
 
     def abort(self, request_ids: Sequence[str], reason: FinishReason = FinishReason.ABORT) -> None:
         """Ends requests; their sinks hear no more. Those that have ended before are passed over."""
@@ -77,46 +84,67 @@ class EngineClient:
         self._heard = time.monotonic()
         match message:
             case Stepped(outputs, begun):
-                for request_id, waited in begun:
-                    if sink := self._sinks.get(request_id):
-                        sink.begin(waited)
-                for output in outputs:
-                    self._deliver(output)
-                self.on_step(outputs)
-            case Alive(stats, late_compiles):
-                self.stats, self.late_compiles = stats, late_compiles
+                self._step(outputs, begun)
+            case Alive():
+                self.stats = message.stats
+                self.late_compiles = message.late_compiles
+                self.late_compile_seconds = message.late_compile_seconds
+                self.invariant_violations = message.invariant_violations
             case Refused(request_id, text, param, code, expired):
                 if sink := self._sinks.pop(request_id, None):
-                    sink.fail(
+                    _fail(
+                        sink,
                         Unavailable(text, code="queue_timeout")
                         if expired
-                        else RequestError(text, param=param, code=code)
+                        else RequestError(text, param=param, code=code),
                     )
             case Starting():
                 self.progress = message
                 self._compiling = not self.ready.done() or message.done < 1
             case Found():
-                self.found.set_result(message)
+                if not self.found.done():  # else nobody waits for it any more
+                    self.found.set_result(message)
             case Ready():
                 self._compiling = False
-                self.ready.set_result(message)
+                if not self.ready.done():
+                    self.ready.set_result(message)
             case Failed(exit_code):
                 self.exit_code = exit_code
 
-    def _deliver(self, output: Output) -> None:
-        finished = output.finish_reason is not None
-        sink = self._sinks.pop(output.request_id, None) if finished else self._sinks.get(output.request_id)
-        if sink is None:  # it was aborted while this was on its way
-            return
-        try:
-            sink.take(output)
-        except Exception:  # one request whose text cannot be made ends alone
-            logger.exception("The output of request %s could not be taken in.", output.request_id)
-            self.abort([output.request_id])
-            sink.fail(ServerError("Internal error."))
+    def _step(self, outputs: Sequence[Output], begun: Sequence[tuple[str, float]]) -> None:
+        """Runs for every token: the loop is written out. One request whose text cannot be made ends alone."""
+        sinks = self._sinks
+        for request_id, waited in begun:
+            if (sink := sinks.get(request_id)) is not None:
+                try:
+                    sink.begin(waited)
+                except Exception:
+                    self._give_up(request_id, sink)
+        for output in outputs:
+            request_id = output.request_id
+            sink = sinks.get(request_id) if output.finish_reason is None else sinks.pop(request_id, None)
+            if sink is not None:  # else it was aborted while this was on its way
+                try:
+                    sink.take(output)
+                except Exception:
+                    self._give_up(request_id, sink)
+        if outputs:
+            self.on_step(outputs)
+
+    def _give_up(self, request_id: str, sink: Sink) -> None:
+        logger.exception("The output of request %s could not be taken in.", request_id)
+        self.abort([request_id])
+        _fail(sink, ServerError("Internal error."))
 
     def _lose(self) -> None:
         self.lost.set()
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
-            sink.fail(EngineDead("The engine stopped while it worked on the request.", status=500))
+            _fail(sink, EngineDead("The engine stopped while it worked on the request.", status=500))
+
+
+def _fail(sink: Sink, error: HexError) -> None:
+    try:
+        sink.fail(error)
+    except Exception:  # the others are to be told all the same
+        logger.exception("A request could not be told that it failed.")

@@ -1,5 +1,6 @@
 """The engine at work for other processes: takes their requests, steps, and sends each what its requests gained."""
 
+import contextlib
 import logging
 import os
 import queue
@@ -8,6 +9,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -21,6 +23,7 @@ from hex_llm.errors import RequestError
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+_CHECK_S = 60.0  # how often an engine that is idle looks whether it has lost anything
 _FLUSH_S = 0.01  # how soon to try again where a process does not read
 _MAX_UNSENT = 256 * 2**20
 
@@ -55,14 +58,39 @@ class Connection:
         except BlockingIOError:
             if len(self._unsent) > _MAX_UNSENT:
                 logger.error("An HTTP process has not read %d bytes; it is given up.", len(self._unsent))
-                self.close()
+                self._end()
         except OSError:  # it has gone; the reader will say so
             self._unsent.clear()
         return not self._unsent
 
-    def close(self) -> None:
+    def _end(self) -> None:
+        """Both ends read that there is no more."""
         self._unsent.clear()
-        self._socket.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """For whoever reads from it, afterwards; what is sent later goes nowhere."""
+        with self._lock:
+            self._end()
+            self._socket.close()
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """The sequences of one HTTP request that are with the engine."""
+
+    key: tuple[Connection, str]
+    request_ids: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A request of the engine's: whose it is, and since when."""
+
+    connection: Connection
+    group: _Group
+    arrival: float
 
 
 class EngineHost:
@@ -72,11 +100,15 @@ class EngineHost:
         self._connections = [Connection(each) for each in sockets]
         self._queue_timeout = queue_timeout
         self._inbox: queue.SimpleQueue[tuple[Connection, ToEngine | None]] = queue.SimpleQueue()
-        self._owners: dict[str, Connection] = {}
-        self._arrivals: dict[str, float] = {}  # of requests that still wait, oldest first
+        self._entries: dict[str, _Entry] = {}
+        self._groups: dict[tuple[Connection, str], _Group] = {}
+        self._clocks: dict[_Group, float] = {}  # arrivals of those that the engine has not begun with, oldest first
         self._open = len(self._connections)
         self._lock = threading.Lock()
         self._late_compiles = 0
+        self._late_compile_seconds = 0.0
+        self._compiling_since = 0.0
+        self._invariant_violations = 0
         self._ready = False
         for each in self._connections:
             threading.Thread(target=self._read, args=(each,), daemon=True, name="read").start()
@@ -89,13 +121,16 @@ class EngineHost:
         """Tells how far something has come that may take minutes: getting ready, or a compilation later on."""
         if self._ready and done == 0:
             self._late_compiles += 1
+            self._compiling_since = time.monotonic()
+        elif self._ready and done == 1:
+            self._late_compile_seconds += time.monotonic() - self._compiling_since
         self.tell(Starting(phase, done))
 
     def run(self, engine: Engine, ready: Ready) -> None:
         """Serves until nobody is connected any more. What a step fails with is passed on."""
         self._ready = True
         self.tell(ready)
-        last_alive = 0.0
+        last_alive = last_check = 0.0
         while True:
             self._take_messages(engine)
             worked = engine.has_work
@@ -105,7 +140,23 @@ class EngineHost:
             if now - last_alive >= HEARTBEAT_S or (worked and not engine.has_work):
                 last_alive = now
                 self._expire(engine, now)
-                self.tell(Alive(engine.stats(), self._late_compiles))
+                if not engine.has_work and now - last_check >= _CHECK_S:
+                    last_check = now
+                    self._check(engine)
+                self.tell(self._alive(engine))
+
+    def _alive(self, engine: Engine) -> Alive:
+        return Alive(engine.stats(), self._late_compiles, self._late_compile_seconds, self._invariant_violations)
+
+    def _check(self, engine: Engine) -> None:
+        """Looks whether an idle engine has lost anything. That is told and counted; most of it can still be served."""
+        try:
+            engine.check()
+            assert not self._entries, "requests are left that the engine does not know"
+            assert not self._groups, "groups are left without a request"
+        except Exception:
+            self._invariant_violations += 1
+            logger.exception("The idle engine has lost something, which is a fault of the program.")
 
     def _read(self, connection: Connection) -> None:
         try:
@@ -113,12 +164,16 @@ class EngineHost:
                 self._inbox.put((connection, message))
         except frames.Broken as error:
             logger.error("An HTTP process is disconnected: %s", error)
-        with self._lock:
-            self._open -= 1
-            if not self._open:
-                # Nobody is left to serve, and the main thread may be in the middle of a compilation.
-                os._exit(0)
-        self._inbox.put((connection, None))
+        except Exception:
+            logger.exception("An HTTP process is disconnected.")
+        finally:
+            connection.close()
+            with self._lock:
+                self._open -= 1
+                if not self._open:
+                    # Nobody is left to serve, and the main thread may be in the middle of a compilation.
+                    os._exit(0)
+            self._inbox.put((connection, None))
 
     def _take_messages(self, engine: Engine) -> None:
         flushed = sum(each.flush() for each in self._connections) == len(self._connections)
@@ -130,51 +185,83 @@ class EngineHost:
                 return
             block = False
             match message:
-                case Add(request):
+                case Add(request, group):
                     try:
                         engine.add(request)
                     except RequestError as error:
                         connection.send(Refused(request.id, str(error), error.param, error.code, expired=False))
                     else:
-                        self._owners[request.id] = connection
-                        self._arrivals[request.id] = time.monotonic()
-                        connection.request_ids.add(request.id)
+                        self._enter(connection, request.id, group)
                 case Abort(request_ids, reason):
-                    for request_id in request_ids:
-                        engine.abort(request_id, reason)
-                        self._forget(request_id)
+                    for request_id in connection.request_ids.intersection(request_ids):
+                        self._end(engine, request_id, reason)
                 case None:
                     for request_id in list(connection.request_ids):
-                        engine.abort(request_id)
-                        self._forget(request_id)
+                        self._end(engine, request_id, FinishReason.ABORT)
 
     def _send(self, engine: Engine, outputs: Sequence[Output]) -> None:
         now = time.monotonic()
-        outbox: defaultdict[Connection, Stepped] = defaultdict(lambda: Stepped([], []))
+        together: defaultdict[Connection, Stepped] = defaultdict(lambda: Stepped([], []))
+        alone = []  # may be of any size
         for request_id in engine.take_begun():
-            if arrival := self._arrivals.pop(request_id, None):
-                outbox[self._owners[request_id]].begun.append((request_id, now - arrival))
+            if entry := self._entries.get(request_id):
+                together[entry.connection].begun.append((request_id, now - entry.arrival))
+                self._clocks.pop(entry.group, None)
         for output in outputs:
-            if owner := self._owners.get(output.request_id):
-                outbox[owner].outputs.append(output)
+            if entry := self._entries.get(output.request_id):
+                if output.prompt_logprobs is None:
+                    together[entry.connection].outputs.append(output)
+                else:
+                    alone.append((entry.connection, Stepped([output], [])))
                 if output.finish_reason is not None:
                     self._forget(output.request_id)
-        for connection, message in outbox.items():
-            connection.send(message)
+        for connection, message in (*together.items(), *alone):
+            try:
+                connection.send(message)
+            except frames.Broken:
+                self._refuse_large(engine, connection, message.outputs)
+
+    def _refuse_large(self, engine: Engine, connection: Connection, outputs: Sequence[Output]) -> None:
+        """Ends requests, finished or not, whose outputs cannot be sent."""
+        for output in outputs:
+            self._end(engine, output.request_id, FinishReason.ABORT)
+            text = (
+                f"The log-probabilities of {len(output.prompt_logprobs or ())} tokens of a prompt take more than "
+                f"{frames.MAX_FRAME // 2**20} MiB; a shorter prompt or a smaller prompt_logprobs takes less."
+            )
+            connection.send(Refused(output.request_id, text, "prompt_logprobs", None, expired=False))
 
     def _expire(self, engine: Engine, now: float) -> None:
         """Gives up requests that have waited for too long to begin."""
-        while self._arrivals:
-            request_id, arrival = next(iter(self._arrivals.items()))
+        while self._clocks:
+            group, arrival = next(iter(self._clocks.items()))
             if now - arrival <= self._queue_timeout:
                 return
-            connection = self._owners[request_id]
-            engine.abort(request_id, FinishReason.ABORT)
-            self._forget(request_id)
+            connection, _ = group.key
             waited = f"The request waited for more than {self._queue_timeout:g} s for the engine to begin with it."
-            connection.send(Refused(request_id, waited, None, "queue_timeout", expired=True))
+            for request_id in list(group.request_ids):
+                self._end(engine, request_id, FinishReason.ABORT)
+                connection.send(Refused(request_id, waited, None, "queue_timeout", expired=True))
+
+    def _enter(self, connection: Connection, request_id: str, group_name: str) -> None:
+        key, now = (connection, group_name), time.monotonic()
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group(key)
+            self._clocks[group] = now
+        group.request_ids.add(request_id)
+        connection.request_ids.add(request_id)
+        self._entries[request_id] = _Entry(connection, group, now)
+
+    def _end(self, engine: Engine, request_id: str, reason: FinishReason) -> None:
+        engine.abort(request_id, reason)
+        self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
-        if owner := self._owners.pop(request_id, None):
-            owner.request_ids.discard(request_id)
-        self._arrivals.pop(request_id, None)
+        if entry := self._entries.pop(request_id, None):
+            group = entry.group
+            entry.connection.request_ids.discard(request_id)
+            group.request_ids.discard(request_id)
+            if not group.request_ids:
+                del self._groups[group.key]
+                self._clocks.pop(group, None)

@@ -1,13 +1,14 @@
 """What leaves the engine: values, never a request."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+
+import msgspec
 
 from hex_llm.engine.request import FinishReason, TokenLogprobs
 
 
-class Output(NamedTuple):
-    """What a request gained by one step."""
+class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a request gained by one step. One is made and sent for every token, so both are to be cheap."""
 
     request_id: str
     tokens: tuple[int, ...]

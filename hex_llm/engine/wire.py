@@ -11,7 +11,12 @@ from hex_llm.engine.request import FinishReason, Request
 
 
 class Add(msgspec.Struct, tag=True, array_like=True):
+    """`group` is what the sequences of one HTTP request have in common: once the engine has begun with one of them,
+    the others may wait for as long as that takes.
+    """
+
     request: Request
+    group: str
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True):
@@ -55,7 +60,7 @@ class Stepped(msgspec.Struct, tag=True, array_like=True):
 
 
 class Refused(msgspec.Struct, tag=True, array_like=True):
-    """The engine does not take a request on, or gives it up before it began."""
+    """The engine does not take a request on, or gives it up before anything of it was sent."""
 
     request_id: str
     message: str
@@ -69,6 +74,8 @@ class Alive(msgspec.Struct, tag=True, array_like=True):
 
     stats: Stats
     late_compiles: int  # steps that the warm-up did not foresee
+    late_compile_seconds: float = 0.0
+    invariant_violations: int = 0  # times that an idle engine was found to have lost something
 
 
 ToEngine = Add | Abort

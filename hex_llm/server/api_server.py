@@ -13,7 +13,9 @@ from hex_llm.server.launch import serve
 def main(argv: Sequence[str]) -> int:
     description = "Serve a model over HTTP; without one, the small model that comes with the package."
     parser = config_parser("hex-llm serve", description, server=True, **vertex_defaults(os.environ))
-    return serve(parse_config(parser, argv)[0])
+    config = parse_config(parser, argv)[0]
+    check_vertex_routes(os.environ)
+    return serve(config)
 
 
 def vertex_defaults(environ: Mapping[str, str]) -> dict[str, str | int]:
@@ -26,6 +28,13 @@ def vertex_defaults(environ: Mapping[str, str]) -> dict[str, str | int]:
             raise ConfigError(f"AIP_HTTP_PORT={port} is not a port.")
         defaults["port"] = int(port)
     return defaults
+
+
+def check_vertex_routes(environ: Mapping[str, str]) -> None:
+    for variable in ("AIP_HEALTH_ROUTE", "AIP_PREDICT_ROUTE"):
+        path = environ.get(variable)
+        if path and (not path.startswith("/") or set(path) & set("?#% \t\n")):
+            raise ConfigError(f"{variable}={path} is not a path that begins with / and has no ? # % or space.")
 
 
 if __name__ == "__main__":

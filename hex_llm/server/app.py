@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from starlette.middleware.cors import CORSMiddleware
 
-from hex_llm.errors import HexError, MethodNotAllowed, NotFound, RequestError, ServerError, Unauthorized
+from hex_llm.errors import MethodNotAllowed, NotFound, RequestError, RequestTimeout, Unauthorized
 from hex_llm.server import chat, completions, docs, health, models, tokens, vertex
-from hex_llm.server.errors_json import error_body, error_headers, error_status
+from hex_llm.server.errors_json import error_body, error_headers, told
 from hex_llm.server.exchange import ClientGone, Exchange
 from hex_llm.server.request_log import log_request
 from hex_llm.server.state import Phase, Server
@@ -55,7 +55,7 @@ def routes(server: Server, environ: Mapping[str, str] = os.environ) -> dict[str,
     return table
 
 
-MODEL_PREFIX = "/v1/models/"
+CLIENT_GONE = 499  # in metrics and logs only: nobody is there to be told
 _MODEL = Route("GET", models.show_model)
 
 
@@ -68,8 +68,8 @@ class App:
         if scope["type"] != "http":
             return
         server, path = self._server, scope["path"]
-        route = self._routes.get(path) or (_MODEL if path.startswith(MODEL_PREFIX) else None)
-        name = path if path in self._routes else MODEL_PREFIX if route else "other"
+        route = self._routes.get(path) or (_MODEL if path.startswith(models.PREFIX) else None)
+        name = path if path in self._routes else models.PREFIX if route else "other"
         exchange = Exchange(scope, receive, send, server.config)
         if route is not None and not route.counted:
             await self._handle(route, exchange)
@@ -77,51 +77,55 @@ class App:
         metrics = server.metrics
         metrics.received.labels(name).inc()
         metrics.in_flight.inc()
-        server.num_open += 1
-        outcome, code = "failed", None
-        try:
-            outcome, code = await self._handle(route, exchange)
-        except asyncio.CancelledError:  # the event loop ends
-            outcome = "cancelled"
-            raise
-        finally:
-            server.num_open -= 1
-            metrics.in_flight.dec()
-            metrics.requests.labels(name, outcome).inc()
-            metrics.responses.labels(name, str(exchange.status)).inc()
-            if outcome == "rejected":
-                metrics.rejected.labels(code or "invalid_request").inc()
-            log_request(server, exchange, outcome, code)
+        server.open.add(exchange)
+        limit = server.config.request_timeout_s
+        late = RequestTimeout(f"The request took more than {limit:g} s, the limit of this server.")
+        timer = asyncio.get_running_loop().call_later(limit, exchange.fail, late)
+        outcome, code = await self._handle(route, exchange)
+        timer.cancel()
+        server.open.discard(exchange)
+        metrics.in_flight.dec()
+        metrics.requests.labels(name, outcome).inc()
+        metrics.responses.labels(name, str(exchange.status or CLIENT_GONE)).inc()
+        if outcome == "rejected":
+            metrics.rejected.labels(code or "invalid_request").inc()
+        log_request(server, exchange, outcome, code)
 
     async def _handle(self, route: Route | None, exchange: Exchange) -> tuple[str, str | None]:
-        """Runs the handler; returns how the request ended, and the error's code."""
-        server = self._server
+        """Runs the handler, and answers in its stead where it raises; returns how the request ended, and the error's
+        code.
+        """
         try:
-            # The key comes first: who has none learns nothing, not even which paths there are.
-            if route is None or not route.open:
-                exchange.key_id = server.keys.check(exchange.headers.get("authorization"))
-            if route is None:
-                raise NotFound(f"There is no {exchange.path[:100]} here.")
-            if exchange.method != route.method and not (route.method == "GET" and exchange.method == "HEAD"):
-                raise MethodNotAllowed(f"{exchange.method[:20]} is not what {exchange.path} takes; use {route.method}.")
-            await route.handler(server, exchange)
+            with exchange.handled():
+                await self._dispatch(route, exchange)
             return "completed", None
-        except ClientGone:
-            return "cancelled", None
-        except HexError as error:
-            return await self._answer(route, exchange, error)
-        except Exception:
-            logger.exception("Request %s failed for a fault of ours.", exchange.request_id)
-            server.metrics.internal_errors.inc()
-            return await self._answer(route, exchange, ServerError(f"Internal error. Request {exchange.request_id}."))
+        except (Exception, asyncio.CancelledError) as error:
+            cause = exchange.cause(error)
+            if isinstance(cause, ClientGone):
+                return "cancelled", None
+            return await self._answer(route, exchange, cause)
         finally:
             exchange.close()
 
-    async def _answer(self, route: Route | None, exchange: Exchange, error: HexError) -> tuple[str, str | None]:
-        code = getattr(error, "code", None)
+    async def _dispatch(self, route: Route | None, exchange: Exchange) -> None:
+        # The key comes first: who has none learns nothing, not even which paths there are.
+        if route is None or not route.open:
+            exchange.key_id = self._server.keys.check(exchange.headers.get("authorization"))
+        if route is None:
+            raise NotFound(f"There is no {exchange.path[:100]} here.")
+        if exchange.method != route.method and not (route.method == "GET" and exchange.method == "HEAD"):
+            raise MethodNotAllowed(f"{exchange.method[:20]} is not what {exchange.path} takes; use {route.method}.")
+        await route.handler(self._server, exchange)
+
+    async def _answer(self, route: Route | None, exchange: Exchange, cause: Exception) -> tuple[str, str | None]:
+        metrics = self._server.metrics
+        error = told(cause, exchange.request_id)
+        if error is not cause:
+            logger.error("Request %s failed for a fault of ours.", exchange.request_id, exc_info=cause)
+            metrics.internal_errors.inc()
         if exchange.begun:  # the stream has told
-            self._server.metrics.stream_errors.inc()
-            return "failed", code
+            metrics.stream_errors.inc()
+            return "failed", error.code
         headers = error_headers(error)
         if isinstance(error, MethodNotAllowed) and route is not None:
             headers.append(("Allow", route.method))
@@ -130,10 +134,11 @@ class App:
         if self._server.phase == Phase.DRAINING:
             headers.append(("Connection", "close"))
         try:
-            await exchange.reply(error_status(error), error_body(error), headers=headers)
+            await exchange.reply(error.status, error_body(error), headers=headers)
         except ClientGone:
-            return "cancelled", code
-        return "rejected" if isinstance(error, RequestError) or code in _REFUSALS else "failed", code
+            return "cancelled", error.code
+        refused = isinstance(error, RequestError) and exchange.generation is None
+        return "rejected" if refused or error.code in _REFUSALS else "failed", error.code
 
 
 _REFUSALS = ("starting", "draining", "queue_timeout")
@@ -149,9 +154,10 @@ def make_app(server: Server) -> Any:
     return app
 
 
-async def measure_lag(server: Server) -> None:
-    """Keeps an eye on how late the event loop is."""
+async def keep_time(server: Server) -> None:
+    """Keeps an eye on how late the event loop is, and hands the metrics on that are added up on the way."""
     while True:
         before = time.monotonic()
         await asyncio.sleep(0.5)
         server.loop_lag = time.monotonic() - before - 0.5
+        server.metrics.flush()

@@ -3,13 +3,12 @@
 import time
 from collections.abc import Callable, Sequence
 
-import orjson
-
 from hex_llm.errors import RequestError
 from hex_llm.server.chat_response import chat_response, chat_stream
 from hex_llm.server.chat_schema import ChatRequest, read_chat
 from hex_llm.server.exchange import Exchange
 from hex_llm.server.generation import generate
+from hex_llm.server.rendering import render
 from hex_llm.server.state import Server
 from hex_llm.server.streaming import stream
 
@@ -28,16 +27,10 @@ async def answer_chat(
     """Answers a conversation, as one object in what `wrap` puts around it, or as a stream."""
 
     async def encode() -> Sequence[Sequence[int]]:
-        tokens = await server.text.encode_chat(
-            asked.messages,
-            add_generation_prompt=asked.add_generation_prompt,
-            continue_final_message=asked.continue_final_message,
-            template_kwargs=asked.template_kwargs,
-        )
-        return [tokens]
+        return [await encode_conversation(server, asked)]
 
     facts = {
-        "id": f"chatcmpl-{exchange.request_id}",
+        "id": f"chatcmpl-{asked.request_id or exchange.request_id}",
         "created": int(time.time()),
         "model": asked.model or server.names[0],
     }
@@ -48,9 +41,19 @@ async def answer_chat(
                 await stream(exchange, generation, frames)
             else:
                 await generation.finish()
-                response = chat_response(asked, generation.answers, server.tokenizer, **facts)
-                await exchange.reply(200, wrap(orjson.dumps(response)))
+                answers = generation.answers
+                body = await render(answers, lambda: chat_response(asked, answers, server.tokenizer, **facts))
+                await exchange.reply(200, wrap(body))
     except RequestError as error:
         if error.param == "prompt":  # which to the client are its messages
             error.param = "messages"
         raise
+
+
+async def encode_conversation(server: Server, asked: ChatRequest) -> list[int]:
+    return await server.text.encode_chat(
+        asked.messages,
+        add_generation_prompt=asked.add_generation_prompt,
+        continue_final_message=asked.continue_final_message,
+        template_kwargs=asked.template_kwargs,
+    )

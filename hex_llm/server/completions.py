@@ -3,12 +3,11 @@
 import time
 from collections.abc import Sequence
 
-import orjson
-
 from hex_llm.server.completion_response import completion_response, completion_stream
 from hex_llm.server.completion_schema import CompletionRequest, read_completion
 from hex_llm.server.exchange import Exchange
 from hex_llm.server.generation import generate
+from hex_llm.server.rendering import render
 from hex_llm.server.state import Server
 from hex_llm.server.streaming import stream
 
@@ -25,7 +24,7 @@ async def completions(server: Server, exchange: Exchange) -> None:
 
     async with generate(server, exchange, encode, samplings, cache_salt=asked.cache_salt) as generation:
         facts = {
-            "id": f"cmpl-{exchange.request_id}",
+            "id": f"cmpl-{asked.request_id or exchange.request_id}",
             "created": int(time.time()),
             "model": asked.model or server.names[0],
             "echo": await _echo(server, asked) if asked.echo else (),
@@ -35,8 +34,9 @@ async def completions(server: Server, exchange: Exchange) -> None:
             await stream(exchange, generation, frames)
         else:
             await generation.finish()
-            response = completion_response(asked, generation.answers, server.tokenizer, **facts)
-            await exchange.reply(200, orjson.dumps(response))
+            answers = generation.answers
+            body = await render(answers, lambda: completion_response(asked, answers, server.tokenizer, **facts))
+            await exchange.reply(200, body)
 
 
 async def encode_prompts(server: Server, asked: CompletionRequest) -> list[list[int]]:

@@ -13,28 +13,26 @@ _RETRY_AFTER_S = 1  # with these statuses: a queue moves on at once, and most of
 _RETRY_STATUSES = (429, 503)
 
 
-def error_status(error: BaseException) -> int:
-    return error.status if isinstance(error, RequestError | ServerError) else 500
+def told(error: BaseException, request_id: str) -> RequestError | ServerError:
+    """An error as the client is told of it. Of a fault of ours it learns nothing but whose request it hit."""
+    if isinstance(error, RequestError | ServerError) and error.code != ServerError.code:
+        return error
+    return ServerError(f"Internal error. Request {request_id}.")
 
 
-def error_object(error: BaseException, request_id: str | None = None) -> dict[str, Any]:
-    """What an answer or an event of a stream holds. An exception that is not ours says only whose request it hit."""
-    if isinstance(error, RequestError | ServerError):
-        message, kind, param, code = str(error), error.type, error.param, error.code
-    else:
-        message, kind, param, code = "Internal error.", "server_error", None, "internal_error"
-        if request_id:
-            message = f"Internal error; the request was {request_id}."
-    return {"error": {"message": _cut(message), "type": kind, "param": param and _cut(param, 100), "code": code}}
+def error_object(error: RequestError | ServerError) -> dict[str, Any]:
+    """What an answer or an event of a stream holds."""
+    param = error.param and _cut(error.param, 100)
+    return {"error": {"message": _cut(str(error)), "type": error.type, "param": param, "code": error.code}}
 
 
-def error_body(error: BaseException, request_id: str | None = None) -> bytes:
+def error_body(error: RequestError | ServerError) -> bytes:
     """At most MAX_BYTES, as JSON needs at most six bytes for a character."""
-    return orjson.dumps(error_object(error, request_id))
+    return orjson.dumps(error_object(error))
 
 
-def error_headers(error: BaseException) -> list[tuple[str, str]]:
-    return [("Retry-After", str(_RETRY_AFTER_S))] if error_status(error) in _RETRY_STATUSES else []
+def error_headers(error: RequestError | ServerError) -> list[tuple[str, str]]:
+    return [("Retry-After", str(_RETRY_AFTER_S))] if error.status in _RETRY_STATUSES else []
 
 
 def _cut(text: str, limit: int = _MAX_CHARS) -> str:

@@ -1,15 +1,15 @@
 """One HTTP request and its answer, over ASGI, within the limits of the server."""
 
 import asyncio
+import contextlib
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hex_llm.config import Config
-from hex_llm.errors import RequestError, RequestTimeout, TooLarge, WrongMediaType
-from hex_llm.server.errors_json import error_body
+from hex_llm.errors import RequestTimeout, TooLarge, Unavailable, WrongMediaType
 from hex_llm.server.json_body import read_object
 
 # Our protocol (h11_protocol.py) puts a function under this name into the scope's state, that drops the connection
@@ -21,10 +21,10 @@ BASE_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no
 # A client that is refused while it sends gets this long to send the rest. Were the connection closed at once, the
 # answer would be lost on the way with it.
 LINGER_S = 3.0
-_LINGER_BYTES = 64 * 2**20
+LINGER_BYTES = 64 * 2**20
 
 _BYTES_PER_SECOND = 100 * 2**10
-_LABEL = re.compile(r"[A-Za-z0-9._-]{1,128}")
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _JSON_TYPE = re.compile(r'application/json\s*(;\s*charset\s*=\s*"?utf-?8"?\s*)?;?', re.IGNORECASE)
 _STALL_CHECKS = 4
 
@@ -38,7 +38,9 @@ def new_request_id() -> str:
 
 
 class Exchange:
-    """`gone` is set as soon as the client has left, once the body was read; `close` ends the watch over it."""
+    """`gone` is set as soon as the client has left, once the body was read, and the handler is broken off; `close` ends
+    the watch over it.
+    """
 
     def __init__(self, scope: Any, receive: Any, send: Any, config: Config, key_id: str | None = None):
         self.method: str = scope["method"]
@@ -57,9 +59,11 @@ class Exchange:
         self._send = send
         self._abort = scope.get("state", {}).get(ABORT)
         label = self.headers.get("x-request-id", "")
-        self._label = label if _LABEL.fullmatch(label) else self.request_id
+        self._label = label if REQUEST_ID.fullmatch(label) else self.request_id
         self._body_expected = self.headers.get("content-length", "0") != "0" or "transfer-encoding" in self.headers
         self._ended = False
+        self._task: asyncio.Task[Any] | None = None
+        self._failure: Exception | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._writes = 0
@@ -151,10 +155,30 @@ class Exchange:
         self._ended = True
         await self._write(b"", more=False)
 
-    async def fail_stream(self, error: BaseException) -> None:
-        """Ends a stream of events with an error. Without the event that marks a good end, it reads as cut short."""
-        await self.send(b"data: " + error_body(error, self.request_id) + b"\n\n")
-        await self.end_stream()
+    @contextlib.contextmanager
+    def handled(self) -> Iterator[None]:
+        """Until the body ends, `fail` breaks it off: whatever it waits for raises, and `cause` says why."""
+        self._task = asyncio.current_task()
+        try:
+            yield
+        finally:
+            self._task = None
+
+    def fail(self, error: Exception) -> None:
+        """Has the request end with this error, however far it has come. The first one counts."""
+        if self._task is not None and self._failure is None:
+            self._failure = error
+            self._task.cancel()
+
+    def cause(self, error: BaseException) -> Exception:
+        """What an exception stands for: where it broke the handler off, the reason for that."""
+        if isinstance(error, Exception):
+            return error
+        if self._failure is None:  # by whoever ends the process
+            return Unavailable("The server shut down before the answer was finished.", code="server_shutdown")
+        if task := asyncio.current_task():
+            task.uncancel()
+        return self._failure
 
     def close(self) -> None:
         """Call this at the end, whatever happened. An answer that was begun and not ended is cut off."""
@@ -168,8 +192,6 @@ class Exchange:
 
     def _check_framing(self) -> None:
         length = self.headers.get("content-length")
-        if length is not None and "transfer-encoding" in self.headers:
-            raise RequestError("The request has both Content-Length and Transfer-Encoding; it may have one.")
         limit = self._config.max_body_bytes
         if length is not None and length.isdecimal() and int(length) > limit:
             raise TooLarge(f"The request body is {length} bytes, more than the {limit} that are taken.")
@@ -209,7 +231,7 @@ class Exchange:
         size = 0
         try:
             async with asyncio.timeout(LINGER_S):
-                while size <= _LINGER_BYTES:
+                while size <= LINGER_BYTES:
                     message = await self._receive()
                     if message["type"] == "http.disconnect" or not message["more_body"]:
                         return
@@ -226,18 +248,22 @@ class Exchange:
             pass
         # The end of the answer is told in the same way.
         if not self._ended:
-            self.gone.set()
+            self._leave()
 
     def _check_stall(self, writes: int, checks: int) -> None:
         """One timer for a whole answer: it looks now and then whether the same write has been waiting all along."""
         checks = checks + 1 if self._writing and writes == self._writes else 0
         if checks == _STALL_CHECKS:
-            self.gone.set()
+            self._leave()
             self._drop()
             return
         self._stall_timer = asyncio.get_running_loop().call_later(
             self._config.write_timeout_s / _STALL_CHECKS, self._check_stall, self._writes, checks
         )
+
+    def _leave(self) -> None:
+        self.gone.set()
+        self.fail(ClientGone())
 
     def _drop(self) -> None:
         if self._abort is not None:

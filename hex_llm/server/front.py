@@ -12,124 +12,113 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
-import uvicorn
 import uvloop
 
 from hex_llm.command import run_command
 from hex_llm.config import Config
 from hex_llm.engine.client import EngineClient
 from hex_llm.engine.wire import Found
-from hex_llm.errors import Unavailable
-from hex_llm.process import die_with_parent
-from hex_llm.server.app import make_app, measure_lag
-from hex_llm.server.h11_protocol import protocol_class
+from hex_llm.errors import HexError, ServerError, StartError, Unavailable
+from hex_llm.process import ENGINE_DIED, ENGINE_HUNG, begin_child, hold_signals, release_signals
+from hex_llm.server.app import keep_time, make_app
+from hex_llm.server.http_server import HttpServer
 from hex_llm.server.keys import Keys
 from hex_llm.server.request_log import log_throughput
 from hex_llm.server.state import Phase, Server
+from hex_llm.server.supervise import DRAIN, END_NOW
 from hex_llm.source import model_folder, tokenizer_folder
 from hex_llm.text.chat import TEMPLATE_KWARGS
 from hex_llm.text.client import TextClient
 from hex_llm.text.tokenizer import Tokenizer
 from hex_llm.text.wire import TextSettings
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("hex_llm.server.front")  # whose own name may be __main__
 
-ENGINE_DIED, ENGINE_HUNG = 70, 71
 _LINGER_S = 3.0  # that a server without an engine still answers, so that health checks see it
 _SAY_S = 5.0  # how often a drain says what is left
 _ANSWER_S = 2.0  # that the last answers have to go out
 
 
 def run_front(
-    config: Config, listener: socket.socket, connection: socket.socket, engine_pid: int, index: int = 0
+    config: Config,
+    listener: socket.socket,
+    connection: socket.socket,
+    engine_pid: int,
+    *,
+    index: int = 0,
+    supervised: bool = False,
 ) -> int:
-    """Serves until it is told to stop, or the engine ends; returns the exit code."""
+    """Serves until it is told to stop, or the engine ends; returns the exit code. What it is told with are the user's
+    signals or, where it is one of several, those of `supervise`.
+    """
     keys = Keys.load(config, os.environ)
 
     async def live() -> int:
-        return await _Front(config, keys, engine_pid, index).run(listener, connection)
+        return await _Front(config, keys, engine_pid, index, supervised).run(listener, connection)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(live())
 
 
-class _Http(uvicorn.Server):
-    """uvicorn, without its signal handlers: it would stop listening while requests under way are finished."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class _Front:
-    def __init__(self, config: Config, keys: Keys, engine_pid: int, index: int):
+    def __init__(self, config: Config, keys: Keys, engine_pid: int, index: int, supervised: bool):
         self._config = config
         self._engine_pid = engine_pid
+        self._supervised = supervised
         self._started = time.monotonic()
         self._engine = EngineClient()
         self._server = Server(config, self._engine, keys, index=index)
+        self._http = HttpServer(make_app(self._server), config)
         self._stop = asyncio.Event()  # told to
         self._hurry = asyncio.Event()  # told twice
         self._hung = False
 
     async def run(self, listener: socket.socket, connection: socket.socket) -> int:
         await self._engine.connect(connection)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._told_to_stop, number)
-        loop.add_signal_handler(signal.SIGHUP, self._server.keys.reload)
-        http = self._http()
-        tasks = [
+        self._take_signals()
+        http = asyncio.create_task(self._http.serve(sockets=[listener]))
+        helpers = [
             asyncio.create_task(each)
-            for each in (
-                http.serve(sockets=[listener]),
-                self._watch_engine(),
-                measure_lag(self._server),
-                log_throughput(self._server),
-            )
+            for each in (self._watch_engine(), keep_time(self._server), log_throughput(self._server))
         ]
         try:
-            return await self._live(_url(self._config, listener))
+            return await self._live(_url(self._config, listener), [http, *helpers])
         finally:
-            for task in tasks[1:]:
+            hold_signals()  # all has been said
+            for task in helpers:
                 task.cancel()
-            http.should_exit = True
-            await asyncio.gather(*tasks, return_exceptions=True)
+            self._http.should_exit = True
+            await asyncio.gather(http, *helpers, return_exceptions=True)
             if hasattr(self._server, "text"):
                 await self._server.text.close()
             self._engine.close()
 
-    def _http(self) -> _Http:
-        config = self._config
-        return _Http(
-            uvicorn.Config(
-                make_app(self._server),
-                http=protocol_class(config),
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=1,
-                ssl_certfile=config.ssl_certfile,
-                ssl_keyfile=config.ssl_keyfile,
-            )
-        )
+    def _take_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._supervised:
+            loop.add_signal_handler(DRAIN, self._stop.set)
+            loop.add_signal_handler(END_NOW, self._hurry.set)
+        else:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._told_to_stop, number)
+        loop.add_signal_handler(signal.SIGHUP, self._server.keys.reload)
+        release_signals()
 
-    async def _live(self, url: str) -> int:
-        """From the start to the end; returns the exit code."""
+    async def _live(self, url: str, parts: Sequence[asyncio.Task[None]]) -> int:
+        """From the start to the end; returns the exit code. The parts run all the while: one that ends has failed."""
         start = asyncio.create_task(self._get_ready(url))
         stop = asyncio.create_task(self._stop.wait())
         lost = asyncio.create_task(self._engine.lost.wait())
         try:
-            await asyncio.wait([start, stop, lost], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([start, stop, lost, *parts], return_when=asyncio.FIRST_COMPLETED)
             if start.done():
                 start.result()  # which may be that it cannot
-                await asyncio.wait([stop, lost], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([stop, lost, *parts], return_when=asyncio.FIRST_COMPLETED)
+            if failed := [part for part in parts if part.done()]:
+                return await self._break_down(failed[0])
             if not lost.done():
                 await self._drain()
             return await self._lose_engine() if lost.done() else 0
@@ -168,15 +157,20 @@ class _Front:
         server.phase = Phase.DRAINING
         deadline = started + self._config.drain_timeout_s
         said = started
-        while server.num_open and time.monotonic() < deadline and not self._hurry.is_set():
+        while self._is_busy and time.monotonic() < deadline and not self._hurry.is_set():
             if time.monotonic() - said >= _SAY_S:
                 said = time.monotonic()
                 logger.info("%d requests are left to finish.", server.num_open)
             await asyncio.sleep(0.05)
-        error = Unavailable("The server shut down before the answer was finished.", code="server_shutdown")
-        for generation in list(server.generations):
-            generation.fail(error)
+        server.fail_all(Unavailable("The server shut down before the answer was finished.", code="server_shutdown"))
         await self._answered()
+
+    async def _break_down(self, part: asyncio.Task[None]) -> int:
+        logger.critical("A part of the server failed, and the server with it.", exc_info=part.exception())
+        self._server.phase = Phase.DEAD
+        self._server.fail_all(ServerError("The server failed before the answer was finished."))
+        await self._answered()
+        return 1
 
     async def _lose_engine(self) -> int:
         """Everybody has been told by now, or is about to be."""
@@ -192,10 +186,15 @@ class _Front:
             await asyncio.wait_for(self._stop.wait(), _LINGER_S)
         return ENGINE_HUNG if self._hung else ENGINE_DIED
 
+    @property
+    def _is_busy(self) -> bool:
+        """An answer that has been given may still be on its way."""
+        return self._server.num_open > 0
+
     async def _answered(self) -> None:
         """Until the last answers have gone out."""
         deadline = time.monotonic() + _ANSWER_S
-        while self._server.num_open and time.monotonic() < deadline:
+        while self._is_busy and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
 
     async def _watch_engine(self) -> None:
@@ -216,7 +215,7 @@ class _Front:
             _send(self._engine_pid, signal.SIGUSR1)  # writes the stacks of its threads to the log
             await asyncio.sleep(1)
             _send(self._engine_pid, signal.SIGKILL)
-            return
+            overdue = 0
 
 
 def _send(pid: int, number: signal.Signals) -> None:
@@ -244,13 +243,17 @@ def _url(config: Config, listener: socket.socket) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """One of several HTTP processes, as `launch` starts them."""
-    settings, listener, connection, engine_pid, index = argv
-    die_with_parent()
+    """One of several HTTP processes, as `supervise` starts them. Why it fails it tells the one that did."""
+    begin_child()
+    settings, *numbers = argv
+    listener, connection, engine_pid, index = map(int, numbers)
     config = msgspec.json.decode(settings, type=Config)
-    return run_front(
-        config, socket.socket(fileno=int(listener)), socket.socket(fileno=int(connection)), int(engine_pid), int(index)
-    )
+    sockets = socket.socket(fileno=listener), socket.socket(fileno=connection)
+    try:
+        return run_front(config, *sockets, engine_pid, index=index, supervised=True)
+    except HexError as error:
+        print(error)
+        return error.exit_code if isinstance(error, StartError) else 1
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from hex_llm.engine.admission import new_request
 from hex_llm.engine.client import EngineClient
 from hex_llm.engine.output import Output
 from hex_llm.engine.request import FinishReason, SamplingParams
-from hex_llm.errors import HexError, NumericalError, RequestTimeout
-from hex_llm.server.exchange import ClientGone, Exchange
+from hex_llm.errors import HexError, NumericalError
+from hex_llm.server.exchange import Exchange
 from hex_llm.server.metrics import Metrics
 from hex_llm.server.state import Server
 
@@ -23,7 +23,7 @@ class Generation:
         self.answers = answers
         self._engine = engine
         self._metrics = metrics
-        self._left = len(answers)
+        self.num_left = len(answers)  # that have not ended
         self._news = False
         self._reader: asyncio.Future[None] | None = None  # who waits for news: one task at most, woken for every token
         self._error: Exception | None = None
@@ -33,7 +33,7 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        return not self._left
+        return not self.num_left
 
     async def wait(self) -> None:
         """Until an answer has more than at the last call. Raises what the request failed with."""
@@ -48,17 +48,18 @@ class Generation:
         while not self.finished:
             await self.wait()
 
-    def begin(self) -> None:
+    def begin(self, group: str) -> None:
+        """Hands all sequences to the engine. `group` is the HTTP request that they belong to."""
         for answer in self.answers:
-            self._engine.add(answer.request, _Sequence(self, answer, self._engine, self._metrics))
+            self._engine.add(answer.request, _Sequence(self, answer, self._engine, self._metrics), group)
 
     def end(self) -> None:
         """Nobody wants more of it."""
-        if self._left:
+        if self.num_left:
             self._engine.abort([answer.request.id for answer in self.answers if not answer.finished])
 
     def changed(self, *, finished: bool) -> None:
-        self._left -= finished
+        self.num_left -= finished
         self._wake()
 
     def fail(self, error: Exception) -> None:
@@ -136,10 +137,10 @@ async def generate(
     cache_salt: str | None = None,
 ) -> AsyncIterator[Generation]:
     """Has the engine answer the prompts that `encode` gives, `samplings[i].n` times each. Leaving it ends what is not
-    finished. Where the client goes away, or the time is up, `wait` raises.
+    finished.
     """
     server.check_ready()
-    config, metrics = server.config, server.metrics
+    metrics = server.metrics
     with server.admission.enter(sum(sampling.n for sampling in samplings)) as ticket:
         prompts = await encode()
         salt = server.salt(exchange.key_id, cache_salt)
@@ -173,22 +174,9 @@ async def generate(
         metrics.count_prompt(tokens)
         generation = Generation(answers, server.engine, metrics)
         exchange.generation = generation
-        watch = asyncio.ensure_future(_watch(exchange, generation, config.request_timeout_s))
-        server.generations.add(generation)
         try:
-            generation.begin()
+            generation.begin(exchange.request_id)
             yield generation
         finally:
-            server.generations.discard(generation)
-            watch.cancel()
             generation.end()
             metrics.cached_tokens.inc(sum(answer.num_cached for answer in answers if answer.completion.index == 0))
-
-
-async def _watch(exchange: Exchange, generation: Generation, timeout: float) -> None:
-    try:
-        async with asyncio.timeout(timeout):
-            await exchange.gone.wait()
-        generation.fail(ClientGone())
-    except TimeoutError:
-        generation.fail(RequestTimeout(f"The request took more than {timeout:g} s, the limit of this server."))

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from hex_llm.config import Config
 from hex_llm.errors import HeadersTooLarge, RequestError, RequestTimeout, ServerError, TooLarge, Unavailable
 from hex_llm.server.errors_json import error_body, error_headers
-from hex_llm.server.exchange import ABORT, BASE_HEADERS, LINGER_S, new_request_id
+from hex_llm.server.exchange import ABORT, BASE_HEADERS, LINGER_BYTES, LINGER_S, new_request_id
 
 logger = logging.getLogger(__name__)
 # uvicorn warns of every malformed request. The client that sent it is told; a log that anybody can fill is no use.
@@ -26,7 +26,6 @@ MAX_CHUNKS = 65_536
 # So much of the next request is taken in while one is under way. Beyond it the connection is not read, and a client
 # that goes away is noticed only when something is written to it.
 _MAX_AHEAD = 256 * 2**10
-_LINGER_BYTES = 16 * 2**20
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 
 
@@ -135,7 +134,7 @@ class _Protocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self._lingering:
             self._discarded += len(data)
-            if self._discarded > _LINGER_BYTES:
+            if self._discarded > LINGER_BYTES:
                 self.transport.abort()
             return
         if self.conn.their_state in (h11.MUST_CLOSE, h11.CLOSED):
@@ -195,7 +194,7 @@ class _Protocol(H11Protocol):
         """Answers in place of the application, if an answer is still due, and has no more of the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             request_id = new_request_id()
-            body = error_body(error, request_id)
+            body = error_body(error)
             headers = [
                 *BASE_HEADERS,
                 (b"content-type", b"application/json"),

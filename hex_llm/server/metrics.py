@@ -5,6 +5,7 @@ files. What only the engine knows is read from its last sign of life when somebo
 """
 
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -60,7 +61,7 @@ class Metrics:
             "prompt_tokens_cached", "Tokens of prompts that were found in the prefix cache.", ("model_name",)
         ).labels(model)
         self.time_to_first_token = self._seconds("time_to_first_token_seconds", "From a request to its first token.")
-        self.inter_token = self._seconds("inter_token_latency_seconds", "Between two tokens of a sequence.")
+        self.inter_token = _Tally(self._seconds("inter_token_latency_seconds", "Between two tokens of a sequence."))
         self.per_output_token = self._seconds(
             "request_time_per_output_token_seconds", "Mean time between the tokens of a sequence."
         )
@@ -87,8 +88,13 @@ class Metrics:
         self.generation_tokens.inc(tokens)
         self.batch.observe(len(outputs))
 
+    def flush(self) -> None:
+        """To be called now and then: other processes read what is flushed."""
+        self.inter_token.flush()
+
     def render(self, engine: EngineClient, gauges: Callable[[], Mapping[str, tuple[str, float]]]) -> bytes:
         """All metrics as text. `gauges` gives those of the front: a help text and a value by name."""
+        self.flush()
         if folder := os.environ.get(FOLDER_VARIABLE):
             registry = CollectorRegistry()
             MultiProcessCollector(registry, folder)
@@ -110,6 +116,30 @@ class Metrics:
         return histogram.labels(self.model)
 
 
+class _Tally:
+    """A histogram for what happens with every token: added up here, and handed on now and then. `observe` of
+    prometheus_client goes through all bounds in Python, under a lock for each number it keeps.
+    """
+
+    def __init__(self, histogram: Any):
+        self._histogram = histogram
+        self._bounds = list(_SECONDS)
+        self._counts = [0] * (len(_SECONDS) + 1)  # the last is for what is beyond all bounds
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def flush(self) -> None:
+        for bucket, count in zip(self._histogram._buckets, self._counts, strict=True):
+            if count:
+                bucket.inc(count)
+        self._histogram._sum.inc(self._sum)
+        self._counts = [0] * len(self._counts)
+        self._sum = 0.0
+
+
 class _Now(Collector):
     """What is true at this moment."""
 
@@ -123,6 +153,14 @@ class _Now(Collector):
             yield GaugeMetricFamily(f"{PREFIX}{name}", help, value)
         yield CounterMetricFamily(
             f"{PREFIX}xla_compiles_after_ready", "Steps compiled while serving.", self._engine.late_compiles
+        )
+        yield CounterMetricFamily(
+            f"{PREFIX}xla_compile_seconds_after_ready", "Seconds that took.", self._engine.late_compile_seconds
+        )
+        yield CounterMetricFamily(
+            f"{PREFIX}invariant_violations",
+            "Times that blocks or slots of the idle engine did not add up.",
+            self._engine.invariant_violations,
         )
         stats = self._engine.stats
         if stats is None:

@@ -7,12 +7,14 @@ import asyncio
 import logging
 import time
 
+from hex_llm import log
 from hex_llm.server.exchange import Exchange
 from hex_llm.server.state import Server
 
 logger = logging.getLogger(__name__)
 
 _EVERY_S = 10.0
+_PROMPT_TOKENS = 64  # of a prompt, in a verbose log
 
 
 def log_request(server: Server, exchange: Exchange, outcome: str, code: str | None) -> None:
@@ -35,6 +37,11 @@ def log_request(server: Server, exchange: Exchange, outcome: str, code: str | No
             parts.append(f"queue={generation.queued_s:.3f}s")
         if generation.first_token_s is not None:
             parts.append(f"first={generation.first_token_s:.3f}s")
+        if log.verbose():
+            prompt = server.tokenizer.decode(
+                list(prompts[0].request.prompt[:_PROMPT_TOKENS]), skip_special_tokens=False
+            )
+            parts.append(f"prompt: {prompt!r}")
     parts.append(f"total={time.monotonic() - exchange.started:.3f}s")
     logger.info("%s", " ".join(part.encode("unicode_escape").decode() for part in parts))
 

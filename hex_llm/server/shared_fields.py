@@ -1,29 +1,28 @@
 """What requests for chats and for completions have in common besides sampling: how to answer, and labels."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hex_llm.config import Config
 from hex_llm.errors import RequestError
+from hex_llm.server.exchange import REQUEST_ID
 from hex_llm.server.fields import AnyObject, Boolean, Field, Fields, Object, Only, Rules, Text, refuse
 
 MAX_LABEL = 256  # characters
 
 _LABEL = Text(at_most=MAX_LABEL)
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
 class RequestId:
     def read(self, value: Any, param: str, rules: Rules) -> str:
-        if not isinstance(value, str) or not _REQUEST_ID.fullmatch(value):
+        if not isinstance(value, str) or not REQUEST_ID.fullmatch(value):
             raise refuse(param, value, "1 to 128 letters, digits, dots, dashes and underscores")
         return value
 
     def schema(self, config: Config) -> dict[str, Any]:
-        return {"type": "string", "pattern": f"^{_REQUEST_ID.pattern}$"}
+        return {"type": "string", "pattern": f"^{REQUEST_ID.pattern}$"}
 
 
 _STREAM_OPTIONS: Fields = {
@@ -42,7 +41,7 @@ SHARED: Fields = {
     "return_token_ids": Field(Boolean(), "Whether prompt and answers come as tokens, too."),
     "return_tokens_as_token_ids": Field(Boolean(), "Whether logprobs name tokens by id, like token_id:42."),
     "user": Field(_LABEL, "A label: it changes nothing."),
-    "request_id": Field(RequestId(), "A label: it changes nothing."),
+    "request_id": Field(RequestId(), "A name for the request, which the answer's id then has in it."),
     "metadata": Field(AnyObject(), "Labels: they change nothing, and are not kept."),
     "prompt_cache_key": Field(_LABEL, "A label: prefixes are found without it. Keep them apart with cache_salt."),
     "safety_identifier": Field(_LABEL, "A label: it changes nothing."),

@@ -11,7 +11,7 @@ import orjson
 
 from hex_llm.completion import Answer
 from hex_llm.engine.request import FinishReason
-from hex_llm.errors import HexError
+from hex_llm.errors import RequestError, ServerError
 from hex_llm.server.errors_json import error_body
 from hex_llm.server.usage import Usage, usage_of
 
@@ -120,9 +120,9 @@ class Stream:
             usage = b""
         return usage + DONE
 
-    def error(self, error: HexError) -> bytes:
+    def error(self, error: RequestError | ServerError) -> bytes:
         """The end of a stream that failed. Nothing says that it is done: what was sent is not all."""
-        return b"data: " + error_body(error, "") + b"\n\n"
+        return b"data: " + error_body(error) + b"\n\n"
 
     def _opening(self, choice: _Choice, answer: Answer) -> bytes:
         chunk = self._shape.first(choice.index, answer)

@@ -3,13 +3,13 @@
 import enum
 import itertools
 import time
-from typing import Protocol
 
 from hex_llm.config import Config
 from hex_llm.engine.client import EngineClient
 from hex_llm.engine.limits import Limits
 from hex_llm.errors import EngineDead, ModelNotFound, RequestError, Unavailable
 from hex_llm.server.admission import Admission
+from hex_llm.server.exchange import Exchange
 from hex_llm.server.keys import Keys
 from hex_llm.server.metrics import Metrics
 from hex_llm.text.client import TextClient
@@ -23,14 +23,10 @@ class Phase(enum.StrEnum):
     DEAD = "dead"
 
 
-class Failable(Protocol):
-    def fail(self, error: Exception) -> None: ...
-
-
 class Server:
     """One HTTP process. `tokenizer`, `text` and `limits` are there from the moment it is ready.
 
-    `num_open` counts the requests that have no answer yet, `generations` are those the engine works on.
+    `open` are the requests that have no answer yet, or not all of it.
     """
 
     tokenizer: Tokenizer
@@ -54,8 +50,7 @@ class Server:
         self._ids = itertools.count()
         self._seeds = itertools.count(config.seed + (index << 40))
         self.loop_lag = 0.0
-        self.num_open = 0
-        self.generations: set[Failable] = set()
+        self.open: set[Exchange] = set()
 
     def check_ready(self) -> None:
         """Raises what a request is refused with while there is nobody to serve it."""
@@ -73,6 +68,15 @@ class Server:
             raise ModelNotFound(
                 f"There is no model {name[:100]!r} here; this server has {', '.join(self.names)}.", param="model"
             )
+
+    @property
+    def num_open(self) -> int:
+        return len(self.open)
+
+    def fail_all(self, error: Exception) -> None:
+        """Has every request that is open end with this error, however far it has come."""
+        for exchange in list(self.open):
+            exchange.fail(error)
 
     def new_id(self) -> str:
         return f"{self._index}-{next(self._ids)}"

@@ -4,7 +4,8 @@ import asyncio
 from typing import Protocol
 
 from hex_llm.completion import Answer
-from hex_llm.errors import HexError, ServerError
+from hex_llm.errors import RequestError, ServerError
+from hex_llm.server.errors_json import told
 from hex_llm.server.exchange import ClientGone, Exchange
 from hex_llm.server.generation import Generation
 
@@ -29,7 +30,7 @@ class Frames(Protocol):
         """What comes when all have ended."""
         ...
 
-    def error(self, error: HexError) -> bytes: ...
+    def error(self, error: RequestError | ServerError) -> bytes: ...
 
 
 async def stream(exchange: Exchange, generation: Generation, frames: Frames) -> None:
@@ -39,7 +40,8 @@ async def stream(exchange: Exchange, generation: Generation, frames: Frames) -> 
         left = list(enumerate(generation.answers))
         while left:
             data = b"".join([frames.more(position, answer) for position, answer in left])
-            left = [(position, answer) for position, answer in left if not answer.finished]
+            if generation.num_left < len(left):
+                left = [(position, answer) for position, answer in left if not answer.finished]
             if data:
                 if not exchange.begun:
                     data = await _begin(exchange, frames) + data
@@ -49,17 +51,13 @@ async def stream(exchange: Exchange, generation: Generation, frames: Frames) -> 
         # An answer may end with its first token: then there was nothing to begin with.
         opening = b"" if exchange.begun else await _begin(exchange, frames)
         await exchange.send(opening + frames.last())
-    except ClientGone:
-        raise
-    except Exception as error:
-        if exchange.begun:
+    except (Exception, asyncio.CancelledError) as error:
+        cause = exchange.cause(error)
+        if exchange.begun and not isinstance(cause, ClientGone):
             # Nothing says that it is done: what was sent is not all.
-            ours = (
-                error if isinstance(error, HexError) else ServerError(f"Internal error. Request {exchange.request_id}.")
-            )
-            await exchange.send(frames.error(ours))
+            await exchange.send(frames.error(told(cause, exchange.request_id)))
             await exchange.end_stream()
-        raise
+        raise cause from None
     await exchange.end_stream()
 
 

@@ -39,7 +39,8 @@ async def tokenize(server: Server, exchange: Exchange) -> None:
     server.check_ready()
     values = read_fields(body, TOKENIZE, Rules(server.config))
     server.check_model(values.get("model"))
-    tokens = await _tokens(server, values)
+    with server.admission.enter(1):
+        tokens = await _tokens(server, values)
     answer: dict[str, Any] = {
         "count": len(tokens),
         "max_model_len": server.limits.max_model_len,
@@ -66,7 +67,8 @@ async def detokenize(server: Server, exchange: Exchange) -> None:
             f"tokens has {max(tokens)}; tokens of this model go from 0 to {limits.vocab_size - 1}.", param="tokens"
         )
     # With special tokens, so that it is the way back from /tokenize.
-    text = await server.text.decode(tokens, skip_special_tokens=False)
+    with server.admission.enter(1):
+        text = await server.text.decode(tokens, skip_special_tokens=False)
     await exchange.reply(200, orjson.dumps({"prompt": text}))
 
 

@@ -10,13 +10,14 @@ import orjson
 
 from hex_llm.completion import Answer
 from hex_llm.engine.admission import new_request
-from hex_llm.errors import HexError, RequestError
-from hex_llm.server.chat import answer_chat
+from hex_llm.errors import RequestError, ServerError
+from hex_llm.server.chat import answer_chat, encode_conversation
 from hex_llm.server.chat_response import chat_response
 from hex_llm.server.chat_schema import ChatRequest
 from hex_llm.server.errors_json import error_body
 from hex_llm.server.exchange import Exchange
 from hex_llm.server.generation import generate as generate_answers
+from hex_llm.server.rendering import render
 from hex_llm.server.state import Server
 from hex_llm.server.streaming import stream
 from hex_llm.server.vertex_schema import GenerateRequest, PromptRequest, read_generate
@@ -55,19 +56,26 @@ async def _answer_chats(server: Server, exchange: Exchange, asked: GenerateReque
 
     async with generate_answers(server, exchange, encode, samplings, cache_salt=asked.cache_salt) as generation:
         await generation.finish()
-        answers, created = iter(generation.answers), int(time.time())
-        predictions = [
-            chat_response(
-                chat,
-                [next(answers) for _ in range(chat.sampling.n)],
-                server.tokenizer,
-                id=f"chatcmpl-{exchange.request_id}-{position}",
-                created=created,
-                model=server.names[0],
-            )
-            for position, chat in enumerate(asked.chats)
-        ]
-        await exchange.reply(200, orjson.dumps({"predictions": predictions}))
+        body = await render(generation.answers, lambda: _chat_predictions(server, exchange, asked, generation.answers))
+        await exchange.reply(200, body)
+
+
+def _chat_predictions(
+    server: Server, exchange: Exchange, asked: GenerateRequest, answers: Sequence[Answer]
+) -> dict[str, Any]:
+    left, created = iter(answers), int(time.time())
+    predictions = [
+        chat_response(
+            chat,
+            [next(left) for _ in range(chat.sampling.n)],
+            server.tokenizer,
+            id=f"chatcmpl-{exchange.request_id}-{position}",
+            created=created,
+            model=server.names[0],
+        )
+        for position, chat in enumerate(asked.chats)
+    ]
+    return {"predictions": predictions}
 
 
 async def _answer_prompts(server: Server, exchange: Exchange, asked: GenerateRequest) -> None:
@@ -108,12 +116,7 @@ async def _encode_all(
 
 async def _encode(server: Server, request: PromptRequest | ChatRequest) -> list[int]:
     if isinstance(request, ChatRequest):
-        return await server.text.encode_chat(
-            request.messages,
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message,
-            template_kwargs=request.template_kwargs,
-        )
+        return await encode_conversation(server, request)
     if isinstance(request.prompt, list):
         return request.prompt
     return await server.text.encode(request.prompt)
@@ -150,7 +153,7 @@ class Predictions:
     def last(self) -> bytes:
         return b""
 
-    def error(self, error: HexError) -> bytes:
+    def error(self, error: RequestError | ServerError) -> bytes:
         return self._frame(error_body(error))
 
     def piece(self) -> bytes:

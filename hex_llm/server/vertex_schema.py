@@ -13,6 +13,7 @@ from hex_llm.config import Config
 from hex_llm.engine.sampling import SamplingParams
 from hex_llm.errors import RequestError, Unsupported
 from hex_llm.server.chat_schema import ChatRequest, read_chat
+from hex_llm.server.completion_schema import DEFAULT_MAX_TOKENS
 from hex_llm.server.fields import (
     INT32_MAX,
     MAX_SHOWN,
@@ -32,8 +33,6 @@ from hex_llm.server.fields import (
 )
 from hex_llm.server.sampling_fields import SAMPLING, read_sampling
 from hex_llm.server.shared_fields import SHARED
-
-DEFAULT_MAX_TOKENS = 16
 
 _FORMAT = "@requestFormat"
 _CHAT = "chatCompletions"

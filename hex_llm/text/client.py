@@ -4,17 +4,16 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import socket
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hex_llm.errors import HexError, RequestError, ServerError, Unavailable
-from hex_llm.frames import Broken, FrameProtocol
+from hex_llm.frames import Broken, FrameProtocol, attach
+from hex_llm.process import start_child
 from hex_llm.text import wire
 from hex_llm.text.prompt_limit import PromptLimit
 from hex_llm.text.tokenizer import no_character
@@ -28,9 +27,6 @@ _MAX_STARTS = 3
 _START_TIMEOUT_S = 300
 _MAX_PAUSE_S = 10.0
 _MAX_ID = 2**32
-
-# What the process has no use for, and a template should have no chance to see.
-_SECRETS = ("HEXLLM_API_KEYS", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 _logger = logging.getLogger(__name__)
 
@@ -262,22 +258,16 @@ class TextClient:
         return child
 
     async def _spawn(self) -> _Child:
-        loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
-        environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
         try:
             with theirs:
                 # On this thread, which lives as long as the loop: the child dies with the thread that made it.
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "hex_llm.text.process", str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    env=environment | {"TOKENIZERS_PARALLELISM": "false"},
-                )
+                file = theirs.fileno()
+                process = start_child("hex_llm.text.process", [str(file)], [file], TOKENIZERS_PARALLELISM="false")
         except BaseException:
             ours.close()
             raise
-        gone, ready = asyncio.Event(), loop.create_future()
+        gone, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
 
         def lost() -> None:
             gone.set()
@@ -285,11 +275,9 @@ class TextClient:
 
         protocol = FrameProtocol(wire.FromText, lambda message: self._take(child, message), lost)
         child = _Child(process, protocol, ready, gone)
-        ours.setblocking(False)
         try:
-            await loop.create_unix_connection(lambda: protocol, sock=ours)
+            await attach(protocol, ours)
         except BaseException:
-            ours.close()
             await _end(child)
             raise
         return child

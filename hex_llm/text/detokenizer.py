@@ -46,8 +46,14 @@ class Detokenizer:
         self.num_tokens = 0
         self.stop_reason: str | None = None
 
-    def push(self, token_ids: Iterable[int]) -> str:
+    def push(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens make final."""
+        if not self._stops and len(token_ids) == 1:  # as it mostly is, for every token of every stream
+            self.num_tokens += 1
+            if token_ids[0] in self._skipped:
+                return ""
+            segments = self._text.push(token_ids[0], self.num_tokens)
+            return segments[0][1] if len(segments) == 1 else "".join(text for _, text in segments)
         return "".join(self._push(token_ids))
 
     def finish(self) -> str:
@@ -120,7 +126,7 @@ class _BytesText:
         self._token_bytes = tokenizer.token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def push(self, token: int, num_tokens: int) -> Iterable[Segment]:
+    def push(self, token: int, num_tokens: int) -> Sequence[Segment]:
         text = self._decoder.decode(self._token_bytes(token))
         return ((num_tokens, text),) if text else ()
 
@@ -142,7 +148,7 @@ class _PiecesText:
         self._run: list[int] = []
         self._run_bytes: list[tuple[int, int]] = []  # number of tokens, byte
 
-    def push(self, token: int, num_tokens: int) -> Iterable[Segment]:
+    def push(self, token: int, num_tokens: int) -> Sequence[Segment]:
         if self._tokenizer.token_name(token) is None:
             return ()
         byte = self._tokenizer.byte_token(token)
@@ -200,7 +206,7 @@ class _WindowText:
         self._num_shown = 0  # characters of the window's text
         self._begun = False
 
-    def push(self, token: int, num_tokens: int) -> Iterable[Segment]:
+    def push(self, token: int, num_tokens: int) -> Sequence[Segment]:
         self._tokens.append(token)
         alone = self._decode(self._tokens, skip_special_tokens=False)
         followed = self._decode([*self._tokens, self._spacer], skip_special_tokens=False)

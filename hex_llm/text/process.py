@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import ctypes
 import logging
 import resource
 import signal
@@ -17,6 +16,7 @@ from types import FrameType
 from hex_llm import log
 from hex_llm.errors import CheckpointError, ConfigError, RequestError
 from hex_llm.frames import Broken, Decoder, encode, read_frames
+from hex_llm.process import begin_child
 from hex_llm.text import wire
 from hex_llm.text.chat import render_chat
 from hex_llm.text.prompt_limit import PromptLimit
@@ -24,7 +24,6 @@ from hex_llm.text.template import load_template
 from hex_llm.text.tokenizer import Tokenizer
 from hex_llm.text.tokenizer_files import read_template
 
-_PR_SET_PDEATHSIG = 1
 _MEMORY = Path("/proc/self/statm")
 # How much more than a prompt can hold a template may write, for what is cut from it afterwards.
 _TEMPLATE_EXCESS = 4
@@ -176,11 +175,7 @@ def _raise_time_up(signum: int, frame: FrameType | None) -> None:
 
 
 def main() -> int:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # Signals to the group are for the server, which closes the socket when its requests are done.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    begin_child()
     signal.signal(signal.SIGALRM, _raise_time_up)
     log.configure()
     with socket.socket(fileno=int(sys.argv[1])) as connection:

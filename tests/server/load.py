@@ -4,6 +4,7 @@ import asyncio
 import collections
 import random
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +12,14 @@ import orjson
 
 from hex_llm.bench.http_client import HttpClient, HttpError, Response
 
-COMPLETED, ABORTED, LOST = "completed", "aborted", "lost"
+COMPLETED, ABORTED, LOST, UNREACHABLE = "completed", "aborted", "lost", "unreachable"
 
 
 @dataclass
 class Ledger:
-    """How requests ended: completed, aborted by us, lost, or with the code of an error."""
+    """How requests ended: completed, aborted by us, lost, never begun because nobody listened, or with the code of an
+    error.
+    """
 
     outcomes: collections.Counter[str] = field(default_factory=collections.Counter)
     tokens: int = 0
@@ -45,7 +48,8 @@ async def ask(client: HttpClient, ledger: Ledger, body: dict[str, Any], *, abort
     except TimeoutError:
         ledger.note(ABORTED)
     except (HttpError, AssertionError, ValueError, KeyError) as error:
-        ledger.note(LOST, f"{type(error).__name__}: {error}; asked for {body['max_tokens']} tokens")
+        outcome = UNREACHABLE if "cannot be reached" in str(error) else LOST
+        ledger.note(outcome, f"{type(error).__name__}: {error}; asked for {body['max_tokens']} tokens")
 
 
 async def _read(response: Response, ledger: Ledger, body: dict[str, Any]) -> None:
@@ -85,11 +89,17 @@ def random_body(rng: random.Random, context: int, vocabulary: int, max_tokens: i
 
 
 async def run_load(
-    url: str, bodies: list[dict[str, Any]], *, concurrency: int, abort_share: float = 0.0, seed: int = 0
+    url: str,
+    bodies: list[dict[str, Any]],
+    *,
+    concurrency: int,
+    abort_share: float = 0.0,
+    seed: int = 0,
+    headers: Mapping[str, str] | None = None,
 ) -> Ledger:
     """Sends all bodies, so many at a time; a share of them is given up by the client on the way."""
     ledger, rng = Ledger(), random.Random(seed)
-    client = HttpClient(url, {})
+    client = HttpClient(url, headers or {})
     left = iter(bodies)
 
     async def one_after_the_other() -> None:

@@ -102,14 +102,16 @@ def running_server(
     keys: Sequence[str] = (),
     **environment: str,
 ) -> Iterator[RunningServer]:
-    """A server for the model in `folder`, or the embedded one; ended when the body has."""
+    """A server for the model in `folder`, or the embedded one, in a process group of its own; ended after the body."""
     port = free_port()
     command = [sys.executable, "-m", "hex_llm.server.api_server", "--host=127.0.0.1", f"--port={port}"]
     command += [f"--model={folder}"] if folder else []
     command += [*(FLAGS if small else ()), *flags]
     environment |= {"HEXLLM_API_KEYS": ",".join(keys)} if keys else {}
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | environment)
+        process = subprocess.Popen(
+            command, stdout=out, stderr=out, env=os.environ | environment, start_new_session=True
+        )
     server = RunningServer(process, port, log, keys[0] if keys else None)
     try:
         if ready:
@@ -117,10 +119,15 @@ def running_server(
         yield server
     finally:
         if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            _end(process)
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Without waiting for requests under way."""
+    for seconds in (0.5, 10):
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+            return
+    process.kill()
+    process.wait()

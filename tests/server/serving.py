@@ -13,8 +13,8 @@ import uvicorn
 import uvloop
 
 from hex_llm.config import Config
-from hex_llm.errors import HexError
-from hex_llm.server.errors_json import error_body, error_headers, error_status
+from hex_llm.errors import RequestError, ServerError
+from hex_llm.server.errors_json import error_body, error_headers
 from hex_llm.server.exchange import ClientGone, Exchange
 from hex_llm.server.h11_protocol import protocol_class
 
@@ -55,10 +55,10 @@ class Serving:
             await self._handler(exchange)
         except ClientGone:
             outcome = "gone"
-        except HexError as error:
+        except (RequestError, ServerError) as error:
             outcome = type(error).__name__
             with contextlib.suppress(ClientGone):
-                await exchange.reply(error_status(error), error_body(error), headers=error_headers(error))
+                await exchange.reply(error.status, error_body(error), headers=error_headers(error))
         finally:
             exchange.close()
             self.outcomes.append(outcome)

@@ -6,8 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hex_llm.errors import EngineDead, NumericalError, Overloaded, RequestError, StartError, TooLarge, Unavailable
-from hex_llm.server.errors_json import MAX_BYTES, error_body, error_headers, error_object, error_status
+from hex_llm.errors import (
+    EngineDead,
+    NumericalError,
+    Overloaded,
+    RequestError,
+    ServerError,
+    StartError,
+    TooLarge,
+    Unavailable,
+)
+from hex_llm.server.errors_json import MAX_BYTES, error_body, error_headers, error_object, told
 from hex_llm.server.json_body import MAX_CONTAINERS, MAX_STRINGS, MAX_VALUES, parse_object, read_object
 
 DEPTH = 100
@@ -164,13 +173,15 @@ def test_errors_of_ours_say_what_they_are():
     assert error_object(NumericalError("No number."))["error"]["code"] == "numerical_error"
 
 
-@pytest.mark.parametrize("error", [ValueError("/secret 0x7f"), KeyError("secret"), StartError("secret")])
+@pytest.mark.parametrize(
+    "error", [ValueError("/secret 0x7f"), KeyError("secret"), StartError("secret"), ServerError("secret")]
+)
 def test_other_errors_tell_nothing(error):
-    body = error_body(error, "req-1")
-    assert b"secret" not in body
-    assert json.loads(body)["error"]["message"] == "Internal error; the request was req-1."
+    body = error_body(told(error, "req-1"))
+    assert b"se" not in body.replace(b"server_error", b"")
+    assert json.loads(body)["error"]["message"] == "Internal error. Request req-1."
     assert json.loads(body)["error"]["code"] == "internal_error"
-    assert error_status(error) == 500
+    assert told(error, "req-1").status == 500
 
 
 @pytest.mark.parametrize("text", ["x" * 10**6, "\x01" * 10**6, "😀" * 10**5, "\ud800" * 10**5])
@@ -185,4 +196,3 @@ def test_errors_that_pass_say_when_to_try_again():
     assert error_headers(Unavailable("Soon.", code="starting")) == [("Retry-After", "1")]
     assert error_headers(EngineDead("Dead.")) == [("Retry-After", "1")]
     assert error_headers(EngineDead("Dead.", status=500)) == []
-    assert error_headers(ValueError()) == []

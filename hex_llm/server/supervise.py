@@ -1,0 +1,75 @@
+"""Several HTTP processes on one port: starts them, tells them when to stop, and returns when all have ended."""
+
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import msgspec
+
+from hex_llm.config import Config
+from hex_llm.process import start_child
+
+logger = logging.getLogger(__name__)
+
+# What the HTTP processes are told with. A user's signals may reach all of them at once, and must count once.
+DRAIN, END_NOW = signal.SIGUSR1, signal.SIGUSR2
+_LOOK_S = 0.1  # between two looks at the HTTP processes
+
+
+def supervise(config: Config, listener: socket.socket, connections: Sequence[socket.socket], engine_pid: int) -> int:
+    """Signals are held when this is called, and stay so. When an HTTP process ends, the others finish what they have.
+
+    Returns the exit code of the first one that failed; where a signal ended it, 128 and the signal's number.
+    """
+    with tempfile.TemporaryDirectory(prefix="hex-llm-metrics-") as folder:
+        fronts = [
+            _start(config, folder, index, (listener.fileno(), connection.fileno()), engine_pid)
+            for index, connection in enumerate(connections)
+        ]
+        for each in (listener, *connections):
+            each.close()
+        ended = _wait(fronts)
+    # They fail for the same reason, mostly: it is said once, and last.
+    reasons = [reason for front in ended if front.stdout and (reason := front.stdout.read().decode().strip())]
+    if reasons:
+        print(f"hex-llm: {reasons[0]}", file=sys.stderr)
+    code = next((front.returncode for front in ended if front.returncode), 0)
+    return 128 - code if code < 0 else code
+
+
+def _start(config: Config, folder: str, index: int, files: tuple[int, int], engine_pid: int) -> subprocess.Popen[bytes]:
+    words = [msgspec.json.encode(config).decode(), *map(str, (*files, engine_pid, index))]
+    return start_child(
+        "hex_llm.server.front", words, files, secrets=True, stdout=subprocess.PIPE, PROMETHEUS_MULTIPROC_DIR=folder
+    )
+
+
+def _wait(fronts: Sequence[subprocess.Popen[bytes]]) -> list[subprocess.Popen[bytes]]:
+    """Until all have ended; returns them in the order in which they did."""
+    orders = [DRAIN, END_NOW]
+    ended: list[subprocess.Popen[bytes]] = []
+    while len(ended) < len(fronts):
+        came = signal.sigtimedwait((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), _LOOK_S)
+        if came and came.si_signo == signal.SIGHUP:
+            _send(fronts, signal.SIGHUP)
+        elif came and orders:
+            order = orders.pop(0)
+            logger.warning("%s: %s", signal.Signals(came.si_signo).name, "shuts down." if orders else "ends now.")
+            _send(fronts, order)
+        for front in fronts:
+            if front not in ended and front.poll() is not None:
+                ended.append(front)
+                if front.returncode < 0:
+                    logger.critical("An HTTP process (%d) was ended by signal %d.", front.pid, -front.returncode)
+        if ended and DRAIN in orders:
+            _send(fronts, orders.pop(0))
+    return ended
+
+
+def _send(fronts: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
+    for front in fronts:
+        front.send_signal(number)  # which does nothing where it has ended
