@@ -20,6 +20,7 @@ from hex_llm.engine.host import EngineHost
 from hex_llm.engine.wire import Failed, Found, Ready
 from hex_llm.errors import HexError, StartError
 from hex_llm.process import ENGINE_DIED, begin_child, release_signals
+from hex_llm.runner.libtpu_lock import check_libtpu_lock
 
 logger = logging.getLogger("hex_llm.engine_process")  # whose own name is __main__
 
@@ -53,6 +54,7 @@ def main(settings: str, sockets: str) -> int:
 
 
 def _build(config: Config, host: EngineHost) -> tuple[Engine, Ready]:
+    check_libtpu_lock()
     # JAX is imported here, and not before the HTTP processes can see that there is somebody.
     import jax
 

@@ -5,6 +5,7 @@
     - ConfigError           flags contradict each other, the model or the machine       exit 2
     - CheckpointError       the model's files are missing, damaged or of another shape  exit 3
     - OutOfMemory           the model and its KV cache do not fit the device            exit 4
+    - DeviceBusy            another process has the device                              exit 4
     - PortError             the address cannot be listened on                           exit 5
   x RequestError            the client's fault                                          4xx
   x ServerError             ours, or nobody's                                           5xx
@@ -33,6 +34,10 @@ class CheckpointError(StartError):
 
 
 class OutOfMemory(StartError):
+    exit_code = 4
+
+
+class DeviceBusy(StartError):
     exit_code = 4
 
 

@@ -189,7 +189,7 @@ class _Front:
     @property
     def _is_busy(self) -> bool:
         """An answer that has been given may still be on its way."""
-        return self._server.num_open > 0
+        return self._server.num_open > 0 or self._http.has_unsent
 
     async def _answered(self) -> None:
         """Until the last answers have gone out."""

@@ -21,6 +21,7 @@ class HttpServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=protocol_class(config),
+                interface="asgi3",
                 ws="none",
                 lifespan="off",
                 log_config=None,

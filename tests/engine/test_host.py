@@ -130,10 +130,10 @@ class Front:
 class Serving:
     """A host that serves, and its fronts. `gate` holds up every read of a step while it is not set."""
 
-    def __init__(self, num_fronts: int, queue_timeout: float, **limits):
+    def __init__(self, num_fronts: int, queue_timeout: float, max_in_flight: int = 1, **limits):
         self.limits = make_limits(**({"max_model_len": 256} | limits))
         self.runner = FakeRunner(self.limits)
-        self.engine = StoppableEngine(self.runner, self.limits)
+        self.engine = StoppableEngine(self.runner, self.limits, max_in_flight=max_in_flight)
         self.gate = threading.Event()
         self.gate.set()
         self.pause = 0.0
@@ -256,10 +256,12 @@ def test_each_front_gets_the_outputs_of_its_own_requests_and_no_others(serve):
         assert serving.remembered == []
 
 
-def test_a_request_begins_before_its_first_output(serve):
-    with serve() as serving:
+@pytest.mark.parametrize("prompt_logprobs", [None, 1])
+@pytest.mark.parametrize("max_in_flight", [0, 1])
+def test_a_request_begins_before_its_first_output(serve, max_in_flight, prompt_logprobs):
+    with serve(max_in_flight=max_in_flight) as serving:
         (front,) = serving.fronts
-        request = make_request([1], 3)
+        request = make_request([1], 3, prompt_logprobs=prompt_logprobs)
         front.add(request)
         front.finish(request)
         steps = [message for message in front.messages if isinstance(message, Stepped)]

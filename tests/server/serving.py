@@ -1,4 +1,4 @@
-"""A real uvicorn with our protocol on a free port of this machine, and raw sockets to talk to it."""
+"""The server's HTTP part on a free port of this machine, and raw sockets to talk to it."""
 
 import asyncio
 import contextlib
@@ -9,14 +9,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-import uvicorn
 import uvloop
 
 from hex_llm.config import Config
 from hex_llm.errors import RequestError, ServerError
 from hex_llm.server.errors_json import error_body, error_headers
 from hex_llm.server.exchange import ClientGone, Exchange
-from hex_llm.server.h11_protocol import protocol_class
+from hex_llm.server.http_server import HttpServer
 
 type Handler = Callable[[Exchange], Awaitable[None]]
 
@@ -31,17 +30,7 @@ class Serving:
         self.loop = uvloop.new_event_loop()
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
-        settings = uvicorn.Config(
-            self._app,
-            http=protocol_class(config),
-            interface="asgi3",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            proxy_headers=False,
-            server_header=False,
-        )
-        self.server = uvicorn.Server(settings)
+        self.server = HttpServer(self._app, config)
         self._thread = threading.Thread(
             target=lambda: self.loop.run_until_complete(self.server.serve(sockets=[listener]))
         )

@@ -76,7 +76,7 @@ def test_when_the_engine_is_killed_every_request_is_told_at_once(folder, tmp_pat
     rng = random.Random(seed)
     with running_server(folder, tmp_path / "log") as server:
         children = list(server.children())
-        bodies = [random_body(rng, 256, 250, 60) for _ in range(20)] + long_bodies(40)
+        bodies = [random_body(rng, 256, 250, 60) for _ in range(20)] + long_bodies(80)
         load = Load(server, bodies, concurrency=32)
         wait_until_busy(server, 8)
         time.sleep(rng.uniform(0, 0.5))
@@ -251,8 +251,8 @@ def test_weights_that_are_damaged_end_the_start(folder, tmp_path):
 
 
 def test_an_answer_that_is_read_slowly_is_finished_before_the_end(folder, tmp_path):
-    body = {"prompt": [5], "max_tokens": 200, "ignore_eos": True, "n": 32, "logprobs": 20}
-    with running_server(folder, tmp_path / "log") as server, socket.socket() as client:
+    body = {"prompt": [5] * 200, "echo": True, "max_tokens": 1, "ignore_eos": True, "n": 80, "logprobs": 20}
+    with running_server(folder, tmp_path / "log", "--enable_prompt_logprobs") as server, socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**14)
         client.connect(("127.0.0.1", server.port))
         content = json.dumps(body).encode()
@@ -261,14 +261,17 @@ def test_an_answer_that_is_read_slowly_is_finished_before_the_end(folder, tmp_pa
         client.settimeout(60)
         head, _, answer = client.recv(2**14).partition(b"\r\n\r\n")
         (length,) = [int(line[16:]) for line in head.decode().lower().split("\r\n") if "content-length" in line]
-        assert length > 2**21, "the answer is too small to wait anywhere"
+        assert length > 6e6, "the answer is so small that the kernel takes all of it"
         server.process.send_signal(signal.SIGTERM)
         told = time.monotonic()
-        while len(answer) < length and (piece := client.recv(length // 50)):
-            answer += piece
-            time.sleep(0.05)
+        while len(answer) < length:
+            if len(answer) > length * (time.monotonic() - told) / 3:
+                time.sleep(0.01)
+            elif piece := client.recv(2**16):
+                answer += piece
+            else:
+                break
         assert len(answer) == length
-        assert time.monotonic() - told > 2, "it was not read slowly"
         assert server.process.wait(5) == 0
 
 
