@@ -103,7 +103,7 @@ def build_runner(config: Config, model: Model, report: Report = _tell_nobody) ->
         with _phase(f"Allocated the KV cache of {limits.kv_tokens} tokens", partial(report, KV_CACHE)):
             runner = DeviceRunner(weights, buckets, compiler)
     logger.info(
-        "Ready in %.1f s: %s weights, KV cache of %d tokens (%.2f GiB), room for %.1f sequences of %d tokens.",
+        "Engine built in %.1f s: %s weights, KV cache of %d tokens (%.2f GiB), room for %.1f sequences of %d tokens.",
         time.monotonic() - started,
         _size(needs.weights),
         limits.kv_tokens,

@@ -35,6 +35,25 @@ RETIRED = {
     "seqs_pad_multiple": "use --prefill_seqs_padding and --decode_seqs_padding.",
 }
 
+# vLLM's, as its users will try them.
+VLLM = {
+    "api_key": "a key on the command line can be seen by everybody; use --api_key_file or HEXLLM_API_KEYS.",
+    "disable_log_stats": "the line about throughput comes only with work; HEX_LLM_LOG_LEVEL=warning silences it.",
+    "distributed_executor_backend": "use --worker_distributed_method.",
+    "download_dir": "models are read from folders; there are no downloads yet.",
+    "enable_auto_tool_choice": "calling tools does not exist yet.",
+    "enforce_eager": "use --no-enable_jit, which is for debugging only, or --no-warmup.",
+    "kv_cache_dtype": "the KV cache has the type of --dtype.",
+    "pipeline_parallel_size": "a model is not split by layers.",
+    "quantization": "quantized weights cannot be read yet.",
+    "response_role": "answers are the assistant's.",
+    "root_path": "there is no prefix to paths.",
+    "speculative_config": "speculative decoding does not exist yet.",
+    "swap_space": "sequences that give way are computed again, not swapped out.",
+    "tool_call_parser": "calling tools does not exist yet.",
+    "uvicorn_log_level": "set the environment variable HEX_LLM_LOG_LEVEL instead.",
+}
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -256,6 +275,11 @@ class Config:
         for name in ("model", "tokenizer"):
             if getattr(self, name) == "":
                 raise ConfigError(f"--{name}= is empty; name a folder, or leave the flag out.")
+        for origin in (self.cors_origins or "*").split(","):
+            if origin.strip() != "*" and not origin.strip().startswith(("http://", "https://")):
+                raise ConfigError(
+                    f"--cors_origins: {origin.strip()!r} is no origin such as https://example.com, nor *."
+                )
         if self.gpu_memory_utilization is not None and self.hbm_utilization_factor != _DEFAULT_SHARE:
             raise _two_shares(self.hbm_utilization_factor, self.gpu_memory_utilization)
         if self.enable_prefix_cache_hbm and self.prefill_len_padding % self.block_size:
@@ -335,10 +359,12 @@ def config_parser(prog: str, description: str, *, server: bool = False, **defaul
 
 def parse_config(parser: FlagParser, argv: Sequence[str]) -> tuple[Config, argparse.Namespace]:
     """The settings, and the arguments that the command added. The model may be given without its flag."""
-    arguments, words = parser.parse(argv, RETIRED)
+    arguments, words = parser.parse(argv, RETIRED | VLLM)
     given = {flag.name: vars(arguments).pop(flag.name) for flag in parser.flags if flag.name in arguments}
-    if len(words) > 1:
-        raise ConfigError(f"Of {' '.join(map(repr, words))} only one can be the model.")
+    names = given.get("served_model_name")
+    if len(words) > 1 or (words and "model" in given and names):
+        hint = f" Several names have commas between: --served_model_name={names},..." if names else ""
+        raise ConfigError(f"Of {' '.join(map(repr, words))} only one can be the model.{hint}")
     for word in words:
         if given.setdefault("model", word) != word:
             raise ConfigError(f"{word!r} and --model={given['model']} name two models; give one.")
@@ -356,10 +382,10 @@ def _two_shares(hbm: float, gpu: float) -> ConfigError:
 
 def flags_markdown() -> str:
     """The page docs/flags.md."""
-    retired = "".join(f"| `--{name}` | {hint} |\n" for name, hint in RETIRED.items())
+    old, other = ("".join(f"| `--{name}` | {hint} |\n" for name, hint in each.items()) for each in (RETIRED, VLLM))
     return f"""{_HEADER}
 {markdown_tables(flags_of(Config))}
-{_FOOTER}{retired}"""
+{_FOOTER}{old}{_VLLM}{other}"""
 
 
 _HEADER = """\
@@ -394,6 +420,13 @@ _FOOTER = """\
 ## Flags of old
 
 Hex-LLM's first generation had these. They are refused, with this hint:
+
+| flag | hint |
+|---|---|
+"""
+
+_VLLM = """
+## Flags of vLLM that are not here
 
 | flag | hint |
 |---|---|

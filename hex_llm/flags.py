@@ -170,7 +170,7 @@ class FlagParser(argparse.ArgumentParser):
     def parse(self, argv: Sequence[str], retired: Mapping[str, str]) -> tuple[argparse.Namespace, list[str]]:
         """What was given, and the words that belong to no flag.
 
-        `retired` holds the flags of old that are refused with a hint.
+        `retired` holds the flags of old, and of others, that are refused with a hint.
         """
         spellings = self._spellings()
         end = argv.index("--") if "--" in argv else len(argv)
@@ -228,7 +228,7 @@ def named(flags: Iterable[Flag], given: Mapping[str, Any]) -> dict[str, Any]:
 def _unknown(word: str, spellings: Mapping[str, str], retired: Mapping[str, str]) -> str:
     name = _underscored(word)
     if name in retired:
-        return f"{word} belongs to older versions of Hex-LLM and is refused: {retired[name]}"
+        return f"{word} is not a flag here: {retired[name]}"
     close = next(iter(difflib.get_close_matches(name, spellings, n=1)), None)
     if close is None:
         return f"There is no flag {word}; --help lists those there are."

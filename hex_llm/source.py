@@ -29,5 +29,6 @@ def locate(model: str) -> Path:
     except OSError as error:  # such as a name too long for any file
         raise ConfigError(f"--model={model[:60]} cannot be looked up: {error.strerror}.") from None
     raise ConfigError(
-        f"--model={model} is not a folder on this machine, and this version reads models from folders only."
+        f"--model={model} is not a folder on this machine, and this version reads models from folders only; "
+        "`hf download` of huggingface_hub, or gcloud storage, makes one."
     )

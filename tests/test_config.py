@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hex_llm.config import RETIRED, Config, config_parser, flags_markdown, parse_config
+from hex_llm.config import RETIRED, VLLM, Config, config_parser, flags_markdown, parse_config
 from hex_llm.errors import ConfigError
 from hex_llm.flags import flags_of
 
@@ -339,17 +339,22 @@ def test_a_length_beyond_the_models_context_is_refused():
         ("-x", "There is no flag -x; --help lists those there are."),
         ("--max_model=5", "There is no flag --max_model; did you mean --max_model_len?"),
         ("one two", "Of 'one' 'two' only one can be the model."),
+        (
+            "one --served-model-name a b",
+            "Of 'one' 'b' only one can be the model. Several names have commas between: --served_model_name=a,...",
+        ),
+        ("--cors_origins=foo", "--cors_origins: 'foo' is no origin such as https://example.com, nor *."),
     ],
 )
 def test_an_unknown_flag_is_named_and_the_nearest_one_offered(line, message):
     assert refusal(line) == message
 
 
-@pytest.mark.parametrize("name", RETIRED)
-def test_a_flag_of_old_is_refused_with_a_hint(name):
+@pytest.mark.parametrize("name", RETIRED | VLLM)
+def test_a_flag_of_old_or_of_vllm_is_refused_with_a_hint(name):
     message = refusal(f"--{name}=1")
     assert f"--{name} " in message
-    assert RETIRED[name] in message
+    assert (RETIRED | VLLM)[name] in message
 
 
 def test_a_command_adds_arguments_of_its_own():
@@ -412,7 +417,7 @@ def test_the_page_of_flags_is_up_to_date():
 
 def test_the_page_of_flags_has_a_row_for_each():
     rows = [line for line in flags_markdown().splitlines() if line.startswith("| `--")]
-    assert len(rows) == len(FLAGS) + len(RETIRED)
+    assert len(rows) == len(FLAGS) + len(RETIRED) + len(VLLM)
     assert any("`--max_running_seqs` `--max-num-seqs` | integer at least 1 | 256 |" in row for row in rows)
     assert any(row.endswith("| not yet: needs tensor parallelism |") for row in rows)
     assert any("| `--load_format` |  | auto (or safetensors), dummy | auto |" in row for row in rows)

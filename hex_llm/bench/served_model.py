@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from hex_llm.bench.http_client import HttpClient
+from hex_llm.bench.http_client import HttpClient, HttpError
 from hex_llm.errors import ConfigError
 from hex_llm.source import EMBEDDED_MODEL
 
@@ -17,8 +17,10 @@ async def list_models(client: HttpClient) -> list[dict[str, Any]]:
     """The models that /v1/models lists; none where the server has no such list."""
     async with client.request("GET", "/v1/models") as response:
         content = await response.read_all()
-    if response.status != 200:
+    if response.status == 404:
         return []
+    if response.status != 200:
+        raise HttpError(f"It answers with status {response.status}: {content[:300].decode(errors='replace')}")
     try:
         models = orjson.loads(content)["data"]
     except (orjson.JSONDecodeError, KeyError, TypeError):

@@ -154,7 +154,12 @@ def parse_settings(argv: Sequence[str]) -> Settings:
         "--goodput", nargs="+", default=[], metavar="NAME:MS", help="Goals of ttft, tpot and e2el, such as ttft:500."
     )
     parser.add_argument(
-        "--header", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="Headers to send."
+        "--header",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="Headers to send; an API key is taken from OPENAI_API_KEY.",
     )
     arguments, words = parser.parse(argv, {})
     if words:

@@ -1,5 +1,6 @@
 """libtpu's lock file. It outlives a process that is killed, and may then keep the next one from the device."""
 
+import fcntl
 import importlib.util
 import logging
 import os
@@ -29,7 +30,14 @@ def clear_lock(lock: Path, environ: Mapping[str, str]) -> None:
     if holder := _holder(lock):
         raise DeviceBusy(f"The TPU is in use by process {holder}, which holds {lock}.")
     try:
+        with lock.open("rb+") as file:
+            for take in (fcntl.flock, fcntl.lockf):
+                take(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         lock.unlink()
+    except BlockingIOError:  # by a process of another container, which /proc does not show
+        raise DeviceBusy(f"The TPU is in use: a process that cannot be seen from here holds {lock}.") from None
+    except FileNotFoundError:  # its holder has just ended
+        return
     except OSError as error:
         logger.warning("%s is left over, and cannot be removed: %s.", lock, error.strerror)
     else:

@@ -81,15 +81,18 @@ class App:
         limit = server.config.request_timeout_s
         late = RequestTimeout(f"The request took more than {limit:g} s, the limit of this server.")
         timer = asyncio.get_running_loop().call_later(limit, exchange.fail, late)
-        outcome, code = await self._handle(route, exchange)
-        timer.cancel()
-        server.open.discard(exchange)
-        metrics.in_flight.dec()
-        metrics.requests.labels(name, outcome).inc()
-        metrics.responses.labels(name, str(exchange.status or CLIENT_GONE)).inc()
-        if outcome == "rejected":
-            metrics.rejected.labels(code or "invalid_request").inc()
-        log_request(server, exchange, outcome, code)
+        outcome, code = "failed", None
+        try:
+            outcome, code = await self._handle(route, exchange)
+        finally:
+            timer.cancel()
+            server.open.discard(exchange)
+            metrics.in_flight.dec()
+            metrics.requests.labels(name, outcome).inc()
+            metrics.responses.labels(name, str(exchange.status or CLIENT_GONE)).inc()
+            if outcome == "rejected":
+                metrics.rejected.labels(code or "invalid_request").inc()
+            log_request(server, exchange, outcome, code)
 
     async def _handle(self, route: Route | None, exchange: Exchange) -> tuple[str, str | None]:
         """Runs the handler, and answers in its stead where it raises; returns how the request ended, and the error's

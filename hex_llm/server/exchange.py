@@ -27,6 +27,7 @@ _BYTES_PER_SECOND = 100 * 2**10
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _JSON_TYPE = re.compile(r'application/json\s*(;\s*charset\s*=\s*"?utf-?8"?\s*)?;?', re.IGNORECASE)
 _STALL_CHECKS = 4
+_PIECE_BYTES = 2**18
 
 
 class ClientGone(Exception):
@@ -46,6 +47,7 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: Mapping[str, str] = _headers(scope["headers"])
+        self.client: str = (scope.get("client") or ("-",))[0]  # its address
         self.request_id = new_request_id()
         self.key_id = key_id
         self.started = time.monotonic()
@@ -123,6 +125,10 @@ class Exchange:
         if status not in (204, 304):
             headers = [("Content-Length", str(len(body))), *headers]
         await self._start(status, content_type, headers)
+        # Piece by piece, so that it waits for a client that is slow: a transport may take in any amount at once.
+        while len(body) > _PIECE_BYTES:
+            await self._write(body[:_PIECE_BYTES], more=True)
+            body = body[_PIECE_BYTES:]
         if self._body_expected:
             # The length of the answer tells the client where it ends, so that it need not wait for the last message.
             await self._write(body, more=True)

@@ -21,14 +21,14 @@ from hex_llm.command import run_command
 from hex_llm.config import Config
 from hex_llm.engine.client import EngineClient
 from hex_llm.engine.wire import Found
-from hex_llm.errors import HexError, ServerError, StartError, Unavailable
+from hex_llm.errors import EngineDead, HexError, ServerError, StartError, Unavailable
 from hex_llm.process import ENGINE_DIED, ENGINE_HUNG, begin_child, hold_signals, release_signals
 from hex_llm.server.app import keep_time, make_app
 from hex_llm.server.http_server import HttpServer
 from hex_llm.server.keys import Keys
 from hex_llm.server.request_log import log_throughput
 from hex_llm.server.state import Phase, Server
-from hex_llm.server.supervise import DRAIN, END_NOW
+from hex_llm.server.supervise import DRAIN, DRAINING, END_NOW
 from hex_llm.source import model_folder, tokenizer_folder
 from hex_llm.text.chat import TEMPLATE_KWARGS
 from hex_llm.text.client import TextClient
@@ -39,7 +39,7 @@ logger = logging.getLogger("hex_llm.server.front")  # whose own name may be __ma
 
 _LINGER_S = 3.0  # that a server without an engine still answers, so that health checks see it
 _SAY_S = 5.0  # how often a drain says what is left
-_ANSWER_S = 2.0  # that the last answers have to go out
+_ANSWER_S = 4.0  # that the last answers have to go out
 
 
 def run_front(
@@ -146,18 +146,18 @@ class _Front:
     def _told_to_stop(self, number: int) -> None:
         if self._stop.is_set():
             self._hurry.set()
-        logger.warning("%s: %s", signal.Signals(number).name, "ends now." if self._hurry.is_set() else "shuts down.")
+        what = "ends now." if self._hurry.is_set() else DRAINING.format(self._config.drain_timeout_s)
+        logger.warning("%s: %s", signal.Signals(number).name, what)
         self._stop.set()
 
     async def _drain(self) -> None:
         """Finishes what is under way, as far as there is time; the rest is told."""
         server, started = self._server, time.monotonic()
-        if server.phase == Phase.STARTING:
-            return
-        server.phase = Phase.DRAINING
+        ready, server.phase = server.phase == Phase.READY, Phase.DRAINING
         deadline = started + self._config.drain_timeout_s
         said = started
-        while self._is_busy and time.monotonic() < deadline and not self._hurry.is_set():
+        # While it starts there is nothing that could be finished.
+        while ready and self._is_busy and time.monotonic() < deadline and not self._hurry.is_set():
             if time.monotonic() - said >= _SAY_S:
                 said = time.monotonic()
                 logger.info("%d requests are left to finish.", server.num_open)
@@ -175,12 +175,13 @@ class _Front:
     async def _lose_engine(self) -> int:
         """Everybody has been told by now, or is about to be."""
         server = self._server
+        server.phase = Phase.DEAD
         if self._engine.exit_code is not None:  # it could not start, and has said why
             return self._engine.exit_code
-        server.phase = Phase.DEAD
         reason = "hung" if self._hung else "died"
         server.metrics.engine_deaths.labels(reason).inc()
         logger.critical("The engine's process (%d) %s; the server ends.", self._engine_pid, reason)
+        server.fail_all(EngineDead("The engine stopped before it had the request.", status=500))
         await self._answered()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stop.wait(), _LINGER_S)

@@ -20,7 +20,13 @@ _PROMPT_TOKENS = 64  # of a prompt, in a verbose log
 def log_request(server: Server, exchange: Exchange, outcome: str, code: str | None) -> None:
     if server.config.disable_log_requests or not logger.isEnabledFor(logging.INFO):
         return
-    parts = [exchange.request_id, f"{exchange.method[:20]} {exchange.path[:100]}", str(exchange.status or "-"), outcome]
+    parts = [
+        exchange.request_id,
+        exchange.client,
+        f"{exchange.method[:20]} {exchange.path[:100]}",
+        str(exchange.status or "-"),
+        outcome,
+    ]
     if code:
         parts.append(code)
     if exchange.key_id:

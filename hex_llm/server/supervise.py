@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 # What the HTTP processes are told with. A user's signals may reach all of them at once, and must count once.
 DRAIN, END_NOW = signal.SIGUSR1, signal.SIGUSR2
+DRAINING = "shuts down. Requests under way have {:g} s to finish; a second signal ends them at once."
 _LOOK_S = 0.1  # between two looks at the HTTP processes
 
 
@@ -32,7 +33,7 @@ def supervise(config: Config, listener: socket.socket, connections: Sequence[soc
         ]
         for each in (listener, *connections):
             each.close()
-        ended = _wait(fronts)
+        ended = _wait(fronts, config.drain_timeout_s)
     # They fail for the same reason, mostly: it is said once, and last.
     reasons = [reason for front in ended if front.stdout and (reason := front.stdout.read().decode().strip())]
     if reasons:
@@ -48,25 +49,28 @@ def _start(config: Config, folder: str, index: int, files: tuple[int, int], engi
     )
 
 
-def _wait(fronts: Sequence[subprocess.Popen[bytes]]) -> list[subprocess.Popen[bytes]]:
+def _wait(fronts: Sequence[subprocess.Popen[bytes]], drain_timeout_s: float) -> list[subprocess.Popen[bytes]]:
     """Until all have ended; returns them in the order in which they did."""
-    orders = [DRAIN, END_NOW]
+    told = drained = False  # by the user, and the HTTP processes
     ended: list[subprocess.Popen[bytes]] = []
     while len(ended) < len(fronts):
         came = signal.sigtimedwait((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), _LOOK_S)
         if came and came.si_signo == signal.SIGHUP:
             _send(fronts, signal.SIGHUP)
-        elif came and orders:
-            order = orders.pop(0)
-            logger.warning("%s: %s", signal.Signals(came.si_signo).name, "shuts down." if orders else "ends now.")
-            _send(fronts, order)
+        elif came:
+            what = "ends now." if told else DRAINING.format(drain_timeout_s)
+            logger.warning("%s: %s", signal.Signals(came.si_signo).name, what)
+            if told or not drained:
+                _send(fronts, END_NOW if told else DRAIN)
+            told = drained = True
         for front in fronts:
             if front not in ended and front.poll() is not None:
                 ended.append(front)
                 if front.returncode < 0:
                     logger.critical("An HTTP process (%d) was ended by signal %d.", front.pid, -front.returncode)
-        if ended and DRAIN in orders:
-            _send(fronts, orders.pop(0))
+        if ended and not drained:
+            _send(fronts, DRAIN)
+            drained = True
     return ended
 
 

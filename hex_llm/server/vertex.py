@@ -69,7 +69,7 @@ def _chat_predictions(
             chat,
             [next(left) for _ in range(chat.sampling.n)],
             server.tokenizer,
-            id=f"chatcmpl-{exchange.request_id}-{position}",
+            id=f"chatcmpl-{chat.request_id or f'{exchange.request_id}-{position}'}",
             created=created,
             model=server.names[0],
         )

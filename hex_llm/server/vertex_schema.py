@@ -126,7 +126,7 @@ FIELDS: Fields = {
     "model": SHARED["model"]._replace(help="A label: there is one model here."),
     "cache_salt": SHARED["cache_salt"],
     "user": SHARED["user"],
-    "request_id": SHARED["request_id"],
+    "request_id": SHARED["request_id"]._replace(help="A label: it changes nothing."),
     **_ADAPTERS,
     "messages": Field(Only(reason=f'a chat has "{_FORMAT}": "{_CHAT}" beside its messages.'), "Not supported."),
 }

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -250,16 +251,34 @@ def test_weights_that_are_damaged_end_the_start(folder, tmp_path):
         assert children_of(server.process.pid) == {}
 
 
-def test_an_answer_that_is_read_slowly_is_finished_before_the_end(folder, tmp_path):
+def encrypt(tmp_path: Path) -> list[str]:
+    """Flags of a server with a certificate of its own."""
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    subprocess.run([*new, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    return [f"--ssl_certfile={certificate}", f"--ssl_keyfile={key}"]
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["http", "https"])
+def test_an_answer_that_is_read_slowly_is_finished_before_the_end(folder, tmp_path, encrypted):
     body = {"prompt": [5] * 200, "echo": True, "max_tokens": 1, "ignore_eos": True, "n": 80, "logprobs": 20}
-    with running_server(folder, tmp_path / "log", "--enable_prompt_logprobs") as server, socket.socket() as client:
+    flags = ["--enable_prompt_logprobs", *(encrypt(tmp_path) if encrypted else ())]
+    with running_server(folder, tmp_path / "log", *flags, ready=False) as server:
+        server.url = server.url.replace("http:", "https:") if encrypted else server.url
+        server.wait_until_ready()
+        client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**14)
         client.connect(("127.0.0.1", server.port))
+        if encrypted:
+            client = ssl._create_unverified_context().wrap_socket(client)
         content = json.dumps(body).encode()
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n")
         client.sendall(b"Content-Length: %d\r\n\r\n%b" % (len(content), content))
         client.settimeout(60)
-        head, _, answer = client.recv(2**14).partition(b"\r\n\r\n")
+        answer = b""
+        while b"\r\n\r\n" not in answer:
+            answer += client.recv(2**14)
+        head, _, answer = answer.partition(b"\r\n\r\n")
         (length,) = [int(line[16:]) for line in head.decode().lower().split("\r\n") if "content-length" in line]
         assert length > 6e6, "the answer is so small that the kernel takes all of it"
         server.process.send_signal(signal.SIGTERM)
@@ -271,6 +290,7 @@ def test_an_answer_that_is_read_slowly_is_finished_before_the_end(folder, tmp_pa
                 answer += piece
             else:
                 break
+        client.close()
         assert len(answer) == length
         assert server.process.wait(5) == 0
 
