@@ -61,6 +61,17 @@ def wait_for(condition, seconds: float, what: str) -> float:
     return time.monotonic() - started
 
 
+def load_all(server: RunningServer, count: int) -> Load:
+    """So many requests, all of them under way at the same time: none can end before the last has come."""
+    os.kill(server.engine_pid, signal.SIGSTOP)
+    try:
+        load = Load(server, long_bodies(count), concurrency=count)
+        wait_until_busy(server, count)
+    finally:
+        os.kill(server.engine_pid, signal.SIGCONT)
+    return load
+
+
 def wait_until_busy(server: RunningServer, requests: int) -> None:
     wait_for(lambda: server.metrics()["hexllm:requests_in_flight"] >= requests, 20, "requests did not arrive")
 
@@ -102,8 +113,7 @@ def test_when_the_engine_is_killed_every_request_is_told_at_once(folder, tmp_pat
 def test_sigterm_lets_two_hundred_requests_finish_and_takes_no_more(folder, tmp_path):
     with running_server(folder, tmp_path / "log", "--max_decode_seqs=8", "--drain_timeout_s=120") as server:
         children = list(server.children())
-        load = Load(server, long_bodies(200), concurrency=200)
-        wait_until_busy(server, 200)
+        load = load_all(server, 200)
         server.process.send_signal(signal.SIGTERM)
         wait_for(lambda: server.get("/ping").status_code == 503, 0.5, "/ping did not notice")
         assert server.get("/live").status_code == 200
@@ -126,10 +136,9 @@ def test_sigterm_lets_two_hundred_requests_finish_and_takes_no_more(folder, tmp_
 
 def test_when_the_time_to_drain_is_up_the_rest_is_told(folder, tmp_path):
     with running_server(folder, tmp_path / "log", "--drain_timeout_s=0.3", "--max_decode_seqs=1") as server:
-        load = Load(server, long_bodies(50), concurrency=50)
-        wait_until_busy(server, 50)
+        load = load_all(server, 50)
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(6) == 0
+        assert server.process.wait(10) == 0
         ledger = load.join()
     assert ledger.outcomes["server_shutdown"] > 20
     assert ledger.total == 50
@@ -138,8 +147,7 @@ def test_when_the_time_to_drain_is_up_the_rest_is_told(folder, tmp_path):
 
 def test_a_second_sigterm_does_not_wait(folder, tmp_path):
     with running_server(folder, tmp_path / "log", "--max_decode_seqs=1") as server:
-        load = Load(server, long_bodies(50), concurrency=50)
-        wait_until_busy(server, 50)
+        load = load_all(server, 50)
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
         server.process.send_signal(signal.SIGTERM)
@@ -325,8 +333,7 @@ def test_several_http_processes_share_the_port_the_engine_the_keys_and_the_end(f
         # Each is a connection of its own, so that both processes are asked.
         for path in ["/v1/models", "/version", "/metrics", "/nowhere"] * 8:
             assert httpx.get(server.url + path).status_code == 401
-        load = Load(server, long_bodies(100), concurrency=100)
-        wait_until_busy(server, 100)
+        load = load_all(server, 100)
         children = list(server.children())
         if to_group:
             os.killpg(server.process.pid, signal.SIGINT)
@@ -344,9 +351,10 @@ def test_when_an_http_process_is_killed_the_others_finish_what_they_have(folder,
         children = list(server.children())
         first, _ = fronts_of(server)
         os.kill(first, signal.SIGSTOP)  # so that the other one gets all requests
-        load = Load(server, long_bodies(60), concurrency=60)
-        wait_until_busy(server, 60)
+        load = load_all(server, 60)
         os.kill(first, signal.SIGKILL)
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGTERM)  # the first that the user sends, whatever was sent before
         assert server.process.wait(60) == 128 + signal.SIGKILL
         ledger = load.join()
     assert ledger.outcomes == {COMPLETED: 60}, ledger.complaints
