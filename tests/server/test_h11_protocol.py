@@ -298,7 +298,10 @@ def test_answers_are_sent_without_delay(server):
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_a_client_that_does_not_read_a_whole_answer_is_dropped():
+def test_a_client_that_does_not_read_a_whole_answer_is_dropped(monkeypatch):
+    # All at once, as an application may that does not wait for the client.
+    monkeypatch.setattr("hex_llm.server.exchange._PIECE_BYTES", 10**9)
+
     async def large(exchange: Exchange) -> None:
         await exchange.reply(200, b"x" * 30_000_000)
 
