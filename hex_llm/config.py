@@ -239,6 +239,7 @@ class Config:
 
     max_body_bytes: int = _limit(16 * 2**20, "Bytes of a request's body.")
     max_json_depth: int = _limit(100, "Objects and lists within each other in a body.", at_most=1000)
+    max_chunks: int = _limit(65536, "Chunks of a body that comes in chunks.")
     max_headers: int = _limit(256, "Headers of a request.")
     max_head_bytes: int = _limit(64 * 2**10, "Bytes of a request's line and headers.")
     head_timeout_s: float = _limit(10.0, "Seconds for a request's line and headers to arrive.", above=0)
@@ -263,6 +264,9 @@ class Config:
     max_messages: int = _limit(4096, "Messages of a conversation.")
     max_logprobs: int = _limit(20, "Alternatives for each token in logprobs.", at_least=0, at_most=20)
     max_stop_strings: int = _limit(4, "Stop strings of a request.", at_most=16)
+    max_stop_length: int = _limit(1024, "Characters of a stop string, or of a bad word.", at_most=1024)
+    max_stop_token_ids: int = _limit(1024, "Stop tokens of a request.", at_most=1024)
+    max_logit_bias: int = _limit(1024, "Entries of a request's logit_bias.", at_most=1024)
     enable_prompt_logprobs: bool = _limit(
         False, "Take prompt_logprobs, and logprobs together with echo. A step with it computes much more than others."
     )

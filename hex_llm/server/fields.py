@@ -172,7 +172,7 @@ class Texts:
     """A list of strings, or where `single` says so one string in place of a list of one."""
 
     most: Limit
-    longest: int
+    longest: Limit
     single: bool = False
 
     def read(self, value: Any, param: str, rules: Rules) -> tuple[str, ...]:
@@ -180,14 +180,15 @@ class Texts:
         if not isinstance(texts, list | tuple):
             raise refuse(param, value, "a string or a list of strings" if self.single else "a list of strings")
         check_count(param, len(texts), self.most, rules)
+        longest = rules.limit(self.longest)
         for place, text in enumerate(texts):
-            if not isinstance(text, str) or not 1 <= len(text) <= self.longest:
+            if not isinstance(text, str) or not 1 <= len(text) <= longest:
                 where = param if texts is not value else f"{param}[{place}]"
-                raise refuse(where, text, f"a string of 1 to {self.longest} characters")
+                raise refuse(where, text, f"a string of 1 to {rules.words(self.longest)} characters")
         return tuple(texts)
 
     def schema(self, config: Config) -> dict[str, Any]:
-        text = {"type": "string", "minLength": 1, "maxLength": self.longest}
+        text = {"type": "string", "minLength": 1, "maxLength": Rules(config).limit(self.longest)}
         texts = {"type": "array", "items": text, "maxItems": Rules(config).limit(self.most)}
         return {"anyOf": [text, texts]} if self.single else texts
 

@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 # uvicorn warns of every malformed request. The client that sent it is told; a log that anybody can fill is no use.
 logger.setLevel(logging.ERROR)
 
-MAX_CHUNKS = 65_536
 
 # So much of the next request is taken in while one is under way. Beyond it the connection is not read, and a client
 # that goes away is noticed only when something is written to it.
@@ -58,8 +57,8 @@ class _Connection(h11.Connection):
             raise
         if isinstance(event, h11.Data):
             self._chunks += event.chunk_start
-            if self._chunks > MAX_CHUNKS:
-                raise self._refuse(TooLarge(f"The request body has more than {MAX_CHUNKS} chunks."))
+            if self._chunks > self._limits.max_chunks:
+                raise self._refuse(TooLarge(f"The request body has more than {self._limits.max_chunks} chunks."))
         elif isinstance(event, h11.Request):
             self._chunks = 0
             self._check_request(event)

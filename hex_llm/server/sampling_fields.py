@@ -10,10 +10,7 @@ from typing import Any
 
 from hex_llm.config import Config
 from hex_llm.engine.sampling import (
-    MAX_LOGIT_BIAS,
     MAX_RULES,
-    MAX_STOP_LENGTH,
-    MAX_STOP_TOKENS,
     SamplingParams,
 )
 from hex_llm.errors import RequestError, Unsupported
@@ -44,7 +41,7 @@ class LogitBias:
     def read(self, value: Any, param: str, rules: Rules) -> dict[int, float]:
         if not isinstance(value, dict):
             raise refuse(param, value, "an object from tokens to numbers")
-        check_count(param, len(value), MAX_LOGIT_BIAS, rules)
+        check_count(param, len(value), "max_logit_bias", rules)
         return {self._token(name, param): self._bias(name, bias, param, rules) for name, bias in value.items()}
 
     def schema(self, config: Config) -> dict[str, Any]:
@@ -52,7 +49,7 @@ class LogitBias:
             "type": "object",
             "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"},
             "additionalProperties": _BIAS.schema(config),
-            "maxProperties": MAX_LOGIT_BIAS,
+            "maxProperties": config.max_logit_bias,
         }
 
     @staticmethod
@@ -90,12 +87,12 @@ _PASSED_ON: Fields = {
         Number(at_least=-2, at_most=2), "Taken from the logits of tokens for each time that the answer has them."
     ),
     "logit_bias": Field(LogitBias(), "Added to the logits of tokens."),
-    "bad_words": Field(Texts(most=MAX_RULES, longest=MAX_STOP_LENGTH), "Words that the answer never has."),
+    "bad_words": Field(Texts(most=MAX_RULES, longest="max_stop_length"), "Words that the answer never has."),
     "min_tokens": Field(Integer(0, INT32_MAX), "Tokens before which the answer does not end."),
     "stop": Field(
-        Texts(most="max_stop_strings", longest=MAX_STOP_LENGTH, single=True), "Texts before which the answer ends."
+        Texts(most="max_stop_strings", longest="max_stop_length", single=True), "Texts before which the answer ends."
     ),
-    "stop_token_ids": Field(Tokens(MAX_STOP_TOKENS), "Tokens with which the answer ends."),
+    "stop_token_ids": Field(Tokens("max_stop_token_ids"), "Tokens with which the answer ends."),
     "include_stop_str_in_output": Field(Boolean(), "Whether a stop string that ended the answer is part of it."),
     "ignore_eos": Field(Boolean(), "Whether the answer goes on after the model's end token."),
     "skip_special_tokens": Field(Boolean(), "Whether special tokens are left out of the text; true by default."),
