@@ -178,7 +178,7 @@ WRONG = [
     ({"n": 129}, "n", "128 (--max_n)"),
     ({"n": 10**9}, "n", "--max_n"),
     ({"stop": ["a"] * 5}, "stop", "4 (--max_stop_strings)"),
-    ({"stop": ""}, "stop", "1 to 1024 characters"),
+    ({"stop": ""}, "stop", "1 to 1024 (--max_stop_length) characters"),
     ({"stop": ["a", 1]}, "stop[1]", "string"),
     ({"stop": {"a": 1}}, "stop", "a string or a list of strings"),
     ({"stop": "x" * 2000}, "stop", "2000 characters"),
