@@ -13,8 +13,8 @@ import jax
 import hex_llm.models.llama as llama
 from hex_llm.build import build_runner, find_model
 from hex_llm.config import Config
-from hex_llm.runner.buckets import Variant
-from hex_llm.runner.layout import Layout
+from hex_llm.runner.layout import COLUMNS, Layout
+from hex_llm.runner.programs import Choose, Forward
 
 CONTEXT = 200
 
@@ -30,18 +30,23 @@ def step_ms(model: str, batch: int) -> float:
         compilation_cache_dir="",
     )
     runner, _ = build_runner(config, find_model(config))
-    bucket = runner._packer._buckets.choose(batch, decode=True, variant=Variant.PLAIN)
+    buckets = runner._packer._buckets
+    bucket = buckets.choose(batch, decode=True)
     blob, fields = Layout(bucket, runner._shapes).empty()
-    fields["counts"][:2] = batch
-    fields["slot"][:batch] = range(batch)
-    fields["kv_len"][:batch] = CONTEXT
+    fields["counts"][:] = batch
+    fields["rows"][:batch, COLUMNS.index("slot")] = range(batch)
+    fields["rows"][:batch, COLUMNS.index("kv_len")] = CONTEXT
     fields["tokens"][:batch] = 5
-    run = runner._compiler.step(bucket)
+    forward = runner._compiler.get(Forward(bucket))
+    choose = runner._compiler.get(Choose(bucket.rows, buckets.variants[0]))
     seconds = []
     for _ in range(105):
         started = time.perf_counter()
-        runner._kv, runner._state, output = run(runner._params, runner._kv, runner._state, blob)
-        output.tokens.block_until_ready()
+        runner._kv, runner._slots, computed = forward(runner._params, runner._kv, runner._slots, blob)
+        runner._slots, runner._history, chosen = choose(
+            runner._slots, runner._history, computed.logits, computed.rows
+        )
+        chosen.tokens.block_until_ready()
         seconds.append(time.perf_counter() - started)
     return min(seconds[5:]) * 1e3
 

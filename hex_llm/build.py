@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.compilation_cache import compilation_cache
 
-from hex_llm.config import Config
+from hex_llm.config import DEFAULT_DECODE_PADDING, Config
 from hex_llm.engine.engine import Engine
 from hex_llm.engine.limits import Limits
 from hex_llm.loader.checkpoint import open_checkpoint
@@ -26,11 +26,13 @@ from hex_llm.models.arch import Arch
 from hex_llm.models.registry import family
 from hex_llm.models.weights import abstract, bytes_per_device
 from hex_llm.parallel.mesh import make_mesh
-from hex_llm.runner.buckets import COARSE, FINE, FUSED, Buckets, Growth
-from hex_llm.runner.compiler import Arguments, Compiler
+from hex_llm.runner.buckets import SEPARATE, TOGETHER, Buckets
+from hex_llm.runner.compiler import Compiler
 from hex_llm.runner.layout import Shapes
 from hex_llm.runner.memory import Memory, Needs, Share, plan_blocks
+from hex_llm.runner.programs import Choose, Forward, Program, Programs, ScorePrompt, all_programs
 from hex_llm.runner.runner import DeviceRunner
+from hex_llm.runner.xla_options import prepare_environment
 from hex_llm.source import model_folder
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,9 @@ COMPILING = "compiling"
 # Tokens of a step with prompts, where no flag says: enough to fill a device, few enough to answer others in between.
 CHUNKED_STEP_TOKENS = 2048
 WHOLE_STEP_TOKENS = 8192
+# The same of a GPU's step that also decodes: its answers come as fast as such steps do, and what prompts cost beside
+# decodes, which read the weights anyway, is the least in small portions (docs/performance.md).
+GPU_MIXED_TOKENS = 512
 # Weights of a model so small that, on a CPU, a start waits longer for a bucket than all requests do for its lack.
 SMALL_MODEL = 64 * 2**20
 
@@ -62,6 +67,7 @@ class Model:
 
 
 def find_model(config: Config) -> Model:
+    prepare_environment()
     folder = model_folder(config)
     found = read_config(folder)
     arch = found.arch
@@ -93,15 +99,20 @@ def build_runner(config: Config, model: Model, report: Report = _tell_nobody) ->
         mesh.devices.flat[0].device_kind,
     )
     load_weights = _weights(config, model, mesh, partial(report, WEIGHTS))
-    buckets = _buckets(config, model, _growth(model, mesh))
+    buckets = _buckets(config, model, mesh)
     compiler, needs = _plan(config, model, mesh, buckets, report)
-    limits = _limits(config, model, compiler.shapes.num_pages)
-    with compiler.warm_up(buckets) if config.warmup and config.enable_jit else nullcontext():
-        report(WEIGHTS, 0.0)
-        weights = load_weights()
+    limits = _limits(config, model, compiler.programs.shapes.num_pages)
+    report(WEIGHTS, 0.0)
+    # Made on the device, and at once: a GPU's compiler, which comes next, finds out there which matmul is the fastest.
+    at_once = config.load_format == "dummy" and jax.default_backend() == "gpu"
+    weights = jax.block_until_ready(load_weights()) if at_once else None
+    with compiler.warm_up(all_programs(buckets)) if config.warmup and config.enable_jit else nullcontext():
+        weights = weights or load_weights()
         report(WEIGHTS, 1.0)
         with _phase(f"Allocated the KV cache of {limits.kv_tokens} tokens", partial(report, KV_CACHE)):
             runner = DeviceRunner(weights, buckets, compiler)
+    if config.warmup and config.enable_jit and jax.default_backend() != "cpu":
+        runner.rehearse(buckets)
     logger.info(
         "Engine built in %.1f s: %s weights, KV cache of %d tokens (%.2f GiB), room for %.1f sequences of %d tokens.",
         time.monotonic() - started,
@@ -131,9 +142,8 @@ def _plan(
     params = abstract(weights, model.arch, mesh, model.dtype)
 
     def compiler_for(num_pages: int) -> Compiler:
-        shapes = _shapes(config, model, num_pages)
-        arguments = Arguments.of(params, model.arch, shapes, model.dtype)
-        return Compiler(model.arch, shapes, arguments, jit=config.enable_jit, report=partial(report, COMPILING))
+        programs = Programs(model.arch, _shapes(config, model, num_pages), params, model.dtype)
+        return Compiler(programs, jit=config.enable_jit, report=partial(report, COMPILING))
 
     def fill(needs: Needs) -> int:
         return plan_blocks(
@@ -146,10 +156,10 @@ def _plan(
             num_blocks=config.num_blocks,
         )
 
-    one_page = compiler_for(1).arguments
+    one_page = compiler_for(1).programs
     needs = Needs(
         weights=bytes_per_device(weights, model.arch, mesh, model.dtype),
-        state=_bytes(one_page.state),
+        state=_bytes((one_page.slots, one_page.history)),
         temporaries=0,
         block=_bytes(one_page.kv),
     )
@@ -158,9 +168,10 @@ def _plan(
     if config.enable_jit and (config.warmup or memory.kv_limit is None):
         done = "Planned memory, with the largest steps compiled,"
         with _phase(done, partial(report, PLANNING)), ThreadPoolExecutor() as pool:
-            temporaries = max(pool.map(compiler.temporaries, buckets.largest()))
-        needs = dataclasses.replace(needs, temporaries=temporaries)
-        if fill(needs) != compiler.shapes.num_pages:
+            temporaries, results = zip(*pool.map(compiler.memory, _largest(buckets)), strict=True)
+        # One program runs at a time; what it leaves for the next is there beside the next one's temporaries.
+        needs = dataclasses.replace(needs, temporaries=max(temporaries) + max(results))
+        if fill(needs) != compiler.programs.shapes.num_pages:
             compiler = compiler_for(fill(needs))
     return compiler, needs
 
@@ -195,33 +206,40 @@ def _use_compilation_cache(config: Config) -> None:
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _step_tokens(config: Config, model: Model) -> int:
+def _step_tokens(config: Config, model: Model) -> tuple[int, int | None]:
+    """Most tokens of a step, and of one that also decodes where that is fewer."""
     if config.max_num_batched_tokens is not None:
-        return config.max_num_batched_tokens
-    tokens = CHUNKED_STEP_TOKENS if config.enable_chunked_prefill else WHOLE_STEP_TOKENS
-    prompts = model.max_model_len * config.prefill_seqs
-    return max(min(tokens, prompts), config.max_decode_seqs)
+        return config.max_num_batched_tokens, None
+    on_gpu = config.enable_chunked_prefill and jax.default_backend() == "gpu"
+    tokens = CHUNKED_STEP_TOKENS if config.enable_chunked_prefill and not on_gpu else WHOLE_STEP_TOKENS
+    tokens = max(min(tokens, model.max_model_len * config.prefill_seqs), config.max_decode_seqs)
+    return tokens, min(max(GPU_MIXED_TOKENS, 2 * config.max_decode_seqs), tokens) if on_gpu else None
 
 
-def _growth(model: Model, mesh: jax.sharding.Mesh) -> Growth:
-    """On a CPU a branch costs nothing and compiling costs much, so that there is one variant for all."""
-    if jax.default_backend() != "cpu":
-        return FINE
-    small = bytes_per_device(family(model.arch).weights, model.arch, mesh, model.dtype) < SMALL_MODEL
-    return COARSE if small else FUSED
-
-
-def _buckets(config: Config, model: Model, growth: Growth) -> Buckets:
-    step_tokens = _step_tokens(config, model)
+def _buckets(config: Config, model: Model, mesh: jax.sharding.Mesh) -> Buckets:
+    step_tokens, _ = _step_tokens(config, model)
     mixed_seqs = config.max_decode_seqs if config.enable_chunked_prefill else config.prefill_seqs
+    on_cpu = jax.default_backend() == "cpu"
+    small = bytes_per_device(family(model.arch).weights, model.arch, mesh, model.dtype) < SMALL_MODEL
     return Buckets(
         decode_padding=min(config.decode_seqs_padding, config.max_decode_seqs),
         max_decodes=config.max_decode_seqs,
-        mixed_padding=min(config.prefill_len_padding, step_tokens),
+        mixed_padding=min(config.smallest_prefill, step_tokens),
         max_mixed_tokens=step_tokens,
         max_mixed_seqs=_padded(mixed_seqs, config.prefill_seqs_padding),
-        growth=growth,
+        growth=8 if on_cpu and small else 2,
+        single=jax.default_backend() == "gpu" and config.decode_seqs_padding <= DEFAULT_DECODE_PADDING,
+        row_growth=2 if on_cpu else 8,
+        variants=TOGETHER if on_cpu else SEPARATE,
     )
+
+
+def _largest(buckets: Buckets) -> list[Program]:
+    """The programs that take the most memory."""
+    largest = buckets.largest()
+    rows = max(bucket.rows for bucket in largest)
+    tokens = max(bucket.tokens for bucket in largest if not bucket.decode)
+    return [*map(Forward, largest), Choose(rows, max(buckets.variants)), ScorePrompt(tokens)]
 
 
 def _shapes(config: Config, model: Model, num_pages: int) -> Shapes:
@@ -246,6 +264,7 @@ def _usable_blocks(config: Config, model: Model) -> int | None:
 
 
 def _limits(config: Config, model: Model, num_pages: int) -> Limits:
+    step_tokens, mixed_tokens = _step_tokens(config, model)
     return Limits(
         vocab_size=model.arch.vocab_size,
         max_model_len=model.max_model_len,
@@ -253,7 +272,8 @@ def _limits(config: Config, model: Model, num_pages: int) -> Limits:
         block_size=config.block_size,
         max_running=config.max_decode_seqs,
         max_prefills=config.prefill_seqs,
-        step_tokens=_step_tokens(config, model),
+        step_tokens=step_tokens,
+        mixed_tokens=mixed_tokens,
         chunked=config.enable_chunked_prefill,
         prefix_caching=config.enable_prefix_cache_hbm,
         prefix_unit=config.prefill_len_padding,

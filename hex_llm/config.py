@@ -23,6 +23,7 @@ _SERVER_GROUPS = ("Server", "Limits of the server")
 _server, _limit = (partial(flag, group) for group in _SERVER_GROUPS)
 
 _DEFAULT_SHARE = 0.9
+DEFAULT_DECODE_PADDING = 8
 _NO_FLOAT16 = "its range is too small for models trained in bfloat16; use bfloat16 or float32."
 
 # Flags of Hex-LLM's first generation, as people may still have them in scripts.
@@ -127,7 +128,7 @@ class Config:
         True, "Plan the next step while the device computes this one. Off, the device waits for each plan."
     )
     max_prefill_seqs: int | None = _engine(
-        None, "Most prompts that one step works on. Without it 1, or 8 with --enable_chunked_prefill."
+        None, "Most prompts that one step works on. Without it 1, or 16 with --enable_chunked_prefill."
     )
     prefill_seqs_padding: int = _engine(
         8,
@@ -136,14 +137,17 @@ class Config:
     )
     prefill_len_padding: int = _engine(
         512,
-        "Tokens in the smallest compiled step for prompts. Also the unit in which the cached tokens of a request are"
-        " reported: prefixes are found block by block, and what was found is rounded down to a multiple of this.",
+        "Tokens in the smallest compiled step for prompts; with --enable_chunked_prefill steps go down to 128 all the"
+        " same. Also the unit in which the cached tokens of a request are reported: prefixes are found block by block,"
+        " and what was found is rounded down to a multiple of this.",
     )
     max_decode_seqs: int = _engine(
         256, "Most sequences that run at the same time.", aliases=("max_running_seqs", "max-num-seqs")
     )
     decode_seqs_padding: int = _engine(
-        8, "Sequences in the smallest compiled step for decoding, never more than --max_decode_seqs."
+        DEFAULT_DECODE_PADDING,
+        "Sequences in the smallest compiled step for decoding, never more than --max_decode_seqs. On a GPU there is one"
+        f" more, for a sequence alone, unless this is more than {DEFAULT_DECODE_PADDING}.",
     )
     decode_blocks_padding: int = _engine(
         128,
@@ -151,7 +155,10 @@ class Config:
         " multiple of this.",
     )
     max_num_batched_tokens: int | None = _engine(
-        None, "Most tokens in one step, prompts and decoding together. Without it, chosen from the other settings."
+        None,
+        "Most tokens in one step, prompts and decoding together. Without it, chosen from the other settings and the"
+        " device: on a GPU with --enable_chunked_prefill 512 (or twice --max_decode_seqs if more) in a step that"
+        " also decodes, which the others wait for, and up to 8192 in one that does not.",
     )
     enable_prefix_cache_hbm: bool = _engine(
         False,
@@ -172,8 +179,9 @@ class Config:
     )
     gpu_memory_utilization: float | None = _memory(
         None,
-        "Share of the whole device memory for weights, temporaries and KV cache together, as in vLLM. It takes the"
-        " place of --hbm_utilization_factor, and has the same limits on the CPU.",
+        "Share of the device memory for weights, temporaries and KV cache together, as in vLLM, but of what JAX takes"
+        " of it: 93 % of a GPU's, unless XLA_CLIENT_MEM_FRACTION says otherwise. It takes the place of"
+        " --hbm_utilization_factor, and has the same limits on the CPU.",
         above=0,
         at_most=1,
     )
@@ -303,10 +311,10 @@ class Config:
                 f"--max_num_batched_tokens={tokens} is less than --max_decode_seqs={self.max_decode_seqs}: a step"
                 " has a token for every sequence that runs."
             )
-        if self.enable_chunked_prefill and tokens < self.prefill_len_padding:
+        if self.enable_chunked_prefill and tokens < self.smallest_prefill:
             raise ConfigError(
-                f"--max_num_batched_tokens={tokens} is less than --prefill_len_padding={self.prefill_len_padding},"
-                " the smallest step for prompts."
+                f"--max_num_batched_tokens={tokens} is less than {self.smallest_prefill}, the smallest step for prompts"
+                " with --enable_chunked_prefill."
             )
 
     def model_len(self, context: int) -> int:
@@ -322,7 +330,13 @@ class Config:
         """Most prompts that one step works on."""
         if self.max_prefill_seqs is not None:
             return self.max_prefill_seqs
-        return 8 if self.enable_chunked_prefill else 1
+        return 16 if self.enable_chunked_prefill else 1
+
+    @property
+    def smallest_prefill(self) -> int:
+        """Tokens in the smallest compiled step for prompts."""
+        # The last piece of a prompt is of any size, and what a step pads the decodes in it wait for.
+        return min(self.prefill_len_padding, 128) if self.enable_chunked_prefill else self.prefill_len_padding
 
     @property
     def compilation_cache(self) -> Path | None:
@@ -342,8 +356,12 @@ class Config:
 
     @classmethod
     def from_keywords(cls, **given: Any) -> "Config":
-        """The settings that keywords give, under any spelling that the command line knows."""
-        return cls(**named(flags_of(cls), given))
+        """The settings of an engine that keywords give, under any spelling that the command line knows."""
+        settings = named(flags_of(cls), given)
+        of_server = {flag.name for flag in flags_of(cls) if flag.group in _SERVER_GROUPS}
+        if unused := sorted(of_server & settings.keys()):
+            raise ConfigError(f"{', '.join(unused)}: a setting of the server, which an engine alone has no use for.")
+        return cls(**settings)
 
 
 def config_parser(prog: str, description: str, *, server: bool = False, **defaults: Any) -> FlagParser:

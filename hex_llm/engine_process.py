@@ -5,6 +5,7 @@ as long as one of them is open.
 """
 
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -70,6 +71,9 @@ def _build(config: Config, host: EngineHost) -> tuple[Engine, Ready]:
     while engine.has_work:
         engine.step()
     engine.take_begun()
+    # What a start leaves behind stays: to look through it again and again would hold up a step each time.
+    gc.collect()
+    gc.freeze()
     return engine, Ready(engine.limits, str(model.dtype), jax.devices()[0].device_kind)
 
 

@@ -90,7 +90,7 @@ def test_documented_choices_are_the_ones_accepted():
 
 def test_one_prompt_is_prefilled_at_a_time_unless_prefill_is_chunked():
     assert Config().prefill_seqs == 1
-    assert Config(enable_chunked_prefill=True).prefill_seqs == 8
+    assert Config(enable_chunked_prefill=True).prefill_seqs == 16
     assert Config(enable_chunked_prefill=True, max_prefill_seqs=3).prefill_seqs == 3
     assert Config(max_prefill_seqs=3).prefill_seqs == 3
 
@@ -273,9 +273,9 @@ def test_switching_remote_code_off_is_fine():
         ),
         ("--max_num_batched_tokens=255", "max_num_batched_tokens=255", "max_decode_seqs=256"),
         (
-            "--enable_chunked_prefill --max_num_batched_tokens=511",
-            "max_num_batched_tokens=511",
-            "prefill_len_padding=512",
+            "--enable_chunked_prefill --max_decode_seqs=8 --max_num_batched_tokens=127",
+            "max_num_batched_tokens=127",
+            "less than 128",
         ),
         ("here --model=there", "'here'", "--model=there"),
     ],
@@ -293,6 +293,8 @@ def test_keywords_are_known_under_every_spelling_of_their_flags():
         Config.from_keywords(max_modle_len=4)
     with pytest.raises(ConfigError, match="max_decode_seqs, which is given already"):
         Config.from_keywords(max_running_seqs=4, max_num_seqs=5)
+    with pytest.raises(ConfigError, match="port: a setting of the server"):
+        Config.from_keywords(port=8000, max_model_len=128)
 
 
 def test_a_config_made_in_python_contradicts_itself_the_same_way():

@@ -14,6 +14,7 @@ class Limits:
     max_running: int  # requests that run at once; each has a slot of the device's state
     max_prefills: int  # slices of a step that do more than decode
     step_tokens: int  # tokens of a step
+    mixed_tokens: int | None = None  # of one that also decodes, where those shall not wait as long
     chunked: bool = False  # a step may both prefill and decode
     prefix_caching: bool = False
     prefix_unit: int = 1  # prefix hits are reported in multiples of it
@@ -25,9 +26,12 @@ class Limits:
         if self.num_blocks < 2:
             raise ConfigError(f"num_blocks={self.num_blocks} must be at least 2: block 0 is never given out.")
         # So that every running request moves on in every step, a prefill by one token at least.
-        if self.step_tokens < self.max_running:
+        smallest = self.step_tokens if self.mixed_tokens is None else self.mixed_tokens
+        if self.step_tokens < smallest:
+            raise ConfigError(f"mixed_tokens={smallest} is more than the {self.step_tokens} tokens of a step.")
+        if smallest < self.max_running:
             raise ConfigError(
-                f"A step of {self.step_tokens} tokens is too small for {self.max_running} running requests: "
+                f"A step of {smallest} tokens is too small for {self.max_running} running requests: "
                 "each of them needs one."
             )
 

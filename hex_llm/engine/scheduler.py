@@ -66,8 +66,8 @@ class Scheduler:
 
         Not chunked, a step only decodes when there is nothing to prefill.
         """
-        plan = _Plan(tokens=self.limits.step_tokens, prefills=self.limits.max_prefills)
         running = list(self.running.values())
+        plan = _Plan(tokens=self._step_tokens(running), prefills=self.limits.max_prefills)
         if self.limits.chunked:
             self._advance(plan, running)
             self._admit(plan)
@@ -128,6 +128,13 @@ class Scheduler:
         for request in self.waiting.values():
             assert (request.slot, request.blocks, request.num_computed) == (-1, [], 0)
         assert not any(request.num_pending > 1 for request in list(self.running.values())[:-1])
+
+    def _step_tokens(self, running: Sequence[Request]) -> int:
+        """Room in the next step: less where requests decode that a large step would hold up."""
+        limits = self.limits
+        if limits.chunked and limits.mixed_tokens is not None and any(request.num_pending == 1 for request in running):
+            return limits.mixed_tokens
+        return limits.step_tokens
 
     def _advance(self, plan: _Plan, requests: Sequence[Request]) -> None:
         """Moves running requests on, oldest first, so that one that must give way has no slice in the plan yet.

@@ -1,5 +1,8 @@
 """A step as the model and its kernels see it."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from jax import Array
 
 from hex_llm.pytree import pytree
@@ -24,3 +27,4 @@ class Batch:
     page_table: Array  # [S, B] int32
     num_decode: Array | None  # [] int32
     num_seqs: Array  # [] int32
+    plans: Mapping[int, Any] | None = None  # what attention has worked out for all layers of a window (0: none)

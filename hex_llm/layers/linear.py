@@ -1,21 +1,45 @@
 """Multiplying rows by a weight that lies as it does in the checkpoint: [out, in]."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from hex_llm.kernels.matmul import api
+
+
+def linear_parts(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """[R, in] x [out, in] -> [n, R or more, out], to be added and rounded to the type of `x` by what comes next.
+
+    Rows past R mean nothing.
+    """
+    if bias is None and api.takes(x, weight):
+        return api.parts(x, weight)
+    return linear(x, weight, bias)[None]
+
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """[R, in] x [out, in] -> [R, out], summed in float32 and rounded to the type of `x`."""
-    return linear_float32(x, weight, bias).astype(x.dtype)
+    if jax.default_backend() == "cpu":
+        return linear_float32(x, weight, bias).astype(x.dtype)
+    # Asked for float32 and then for less, a library's product would write out the float32 first.
+    out = _product(x, weight, x.dtype)
+    return out if bias is None else out + bias.astype(x.dtype)[None, :]
 
 
 def linear_float32(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """As `linear`, but left in float32: for logits, which sampling compares."""
-    if x.shape[0] == 1 and weight.dtype.itemsize < 4 and jax.default_backend() == "cpu":
+    if api.takes(x, weight):
+        out = jnp.sum(api.parts(x, weight, dtype=jnp.dtype(jnp.float32)), axis=0)[: x.shape[0]]
+    elif x.shape[0] == 1 and weight.dtype.itemsize < 4 and jax.default_backend() == "cpu":
         # As a product, XLA's CPU backend would write out a float32 copy of the weight first: 85 ms where this sum,
         # which it fuses with the conversion, takes 6.
         out = jnp.sum(weight.astype(jnp.float32) * x.astype(jnp.float32), axis=1)[None, :]
     else:
-        out = jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        out = _product(x, weight, jnp.float32)
     return out if bias is None else out + bias.astype(jnp.float32)[None, :]
+
+
+def _product(x: Array, weight: Array, dtype: Any) -> Array:
+    return jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=dtype)

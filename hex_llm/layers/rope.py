@@ -58,11 +58,3 @@ def rope_tables(rope: Rope, positions: Array) -> tuple[Array, Array]:
     # bfloat16 would round position 257 to 256, and the fastest wave turns by a whole radian between them.
     angles = positions.astype(jnp.float32)[:, None, None] * jnp.asarray(rope.frequencies())[None, None, :]
     return jnp.cos(angles), jnp.sin(angles)
-
-
-def rotate(x: Array, tables: tuple[Array, Array]) -> Array:
-    """[T, N, H] heads, each turned by the angle of its token's position."""
-    cos, sin = tables
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(x.dtype)

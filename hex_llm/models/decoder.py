@@ -6,8 +6,9 @@ import jax
 from jax import Array
 
 from hex_llm.kernels.batch import Batch
+from hex_llm.kernels.paged_attention.api import prepare
 from hex_llm.layers.linear import linear_float32
-from hex_llm.layers.norm import rms_norm
+from hex_llm.layers.norm import Stream, rms_norm, value
 from hex_llm.layers.rope import rope_tables
 from hex_llm.models.arch import Arch
 from hex_llm.models.registry import family
@@ -35,11 +36,13 @@ def forward(model: Model, arch: Arch, kv: tuple[Array, ...], batch: Batch) -> tu
     # Kept from being computed again in every layer, where XLA would fuse it into its users.
     rope = jax.lax.optimization_barrier(rope_tables(arch.rope, batch.positions))
     x = model.embed[batch.tokens]
-    written = []
+    q = jax.ShapeDtypeStruct((x.shape[0], arch.num_heads, arch.head_dim), x.dtype)
+    batch = prepare(batch, q, kv[0], {arch.window})
+    stream, written = Stream(x), []
     for pages, weights in zip(kv, model.layers, strict=True):
-        x, pages = layer(x, pages, weights, arch=arch, rope=rope, batch=batch)
+        stream, pages = layer(stream, pages, weights, arch=arch, rope=rope, batch=batch)
         written.append(pages)
-    return x, tuple(written)
+    return value(stream), tuple(written)
 
 
 def logits(model: Model, arch: Arch, hidden: Array) -> Array:

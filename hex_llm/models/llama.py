@@ -3,11 +3,11 @@
 from jax import Array
 
 from hex_llm.kernels.batch import Batch
-from hex_llm.kernels.paged_attention.api import paged_attention
-from hex_llm.layers.linear import linear
+from hex_llm.kernels.paged_attention.api import attend
+from hex_llm.kernels.rope_write.api import rope_write
+from hex_llm.layers.linear import linear_parts
 from hex_llm.layers.mlp import gated_mlp
-from hex_llm.layers.norm import rms_norm
-from hex_llm.layers.rope import rotate
+from hex_llm.layers.norm import Stream, add_rms_norm
 from hex_llm.models.arch import Arch, read_rope
 from hex_llm.models.fields import Fields
 from hex_llm.models.weights import Weight, fused, nested, repeated, tensor
@@ -62,36 +62,24 @@ class Llama:
 
 
 def layer(
-    x: Array, pages: Array, weights: Layer, arch: Arch, rope: tuple[Array, Array], batch: Batch
-) -> tuple[Array, Array]:
-    """[T, D] tokens and the layer's pages, before and after."""
-    h = rms_norm(x, weights.attention_norm, arch.norm_eps)
-    h, pages = attend(h, pages, weights.attention, arch, rope, batch)
-    x = x + h
-    h = rms_norm(x, weights.mlp_norm, arch.norm_eps)
+    stream: Stream, pages: Array, weights: Layer, arch: Arch, rope: tuple[Array, Array], batch: Batch
+) -> tuple[Stream, Array]:
+    """The stream of tokens and the layer's pages, before and after."""
+    x, h = add_rms_norm(stream, weights.attention_norm, arch.norm_eps)
+    parts, pages = attention(h, pages, weights.attention, arch, rope, batch)
+    x, h = add_rms_norm(Stream(x, parts), weights.mlp_norm, arch.norm_eps)
     mlp = weights.mlp
-    return x + gated_mlp(h, mlp.gate_up, mlp.down, mlp.gate_up_bias, mlp.down_bias), pages
+    return Stream(x, gated_mlp(h, mlp.gate_up, mlp.down, mlp.gate_up_bias, mlp.down_bias)), pages
 
 
-def attend(
+def attention(
     x: Array, pages: Array, weights: Attention, arch: Arch, rope: tuple[Array, Array], batch: Batch
 ) -> tuple[Array, Array]:
-    """[T, D] -> [T, D]; the tokens' keys and values are written to the pages."""
-    qkv = linear(x, weights.qkv, weights.qkv_bias).reshape(x.shape[0], -1, arch.head_dim)
-    # Counted from the arrays at hand: a shard of the model holds a part of the heads.
-    num_kv_heads = pages.shape[2]
-    num_heads = qkv.shape[1] - 2 * num_kv_heads
-    q, k, v = qkv[:, :num_heads], qkv[:, num_heads:-num_kv_heads], qkv[:, -num_kv_heads:]
-    out, pages = paged_attention(
-        rotate(q, rope),
-        rotate(k, rope),
-        v,
-        pages,
-        batch,
-        scale=arch.head_dim**-0.5,
-        window=arch.window,
-    )
-    return linear(out.reshape(x.shape[0], -1), weights.o, weights.o_bias), pages
+    """[T, D] -> [n, T, D], to be added; the tokens' keys and values are written to the pages."""
+    qkv = linear_parts(x, weights.qkv, weights.qkv_bias)
+    q, pages = rope_write(qkv, rope, pages, batch, x.dtype)
+    out = attend(q, pages, batch, scale=arch.head_dim**-0.5, window=arch.window)
+    return linear_parts(out.reshape(out.shape[0], -1), weights.o, weights.o_bias), pages
 
 
 def read_arch(fields: Fields) -> Arch:

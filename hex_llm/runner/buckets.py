@@ -1,37 +1,37 @@
 """The shapes steps are padded to. Iterating them is the warm-up, so padding cannot leave the compiled set."""
 
 import enum
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 
 class Variant(enum.IntEnum):
-    """What a step can do beyond choosing tokens. A step takes the least variant that does for all of its requests."""
+    """What choosing a step's tokens has to do. A step takes the least variant that does for all of its requests."""
 
-    PLAIN = 0  # temperature, top_k, top_p, min_p
-    FULL = 1  # also penalties, logit_bias, bad_words, min_tokens and logprobs
-    PROMPT = 2  # also the log-probabilities of prompt tokens
-    ANY = 3  # all of this, but the step looks at run time for what it is asked and leaves the rest
+    GREEDY = 0  # the likeliest token
+    DRAWN = 1  # or a draw by temperature
+    FILTERED = 2  # also top_k, top_p and min_p
+    RULED = 3  # also penalties, logit_bias, bad_words and min_tokens
+    SCORED = 4  # also logprobs
+    ANY = 5  # all of this, but it looks at run time for what it is asked and leaves the rest
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A compiled step: `tokens` in all, of `seqs` sequences; `decode` where each has exactly one."""
+    """A compiled shape: `tokens` in all, of `seqs` sequences; `decode` where each has exactly one.
+
+    A token is chosen for each of `rows`, which may be more, so that there are fewer programs that choose.
+    """
 
     tokens: int
     seqs: int
+    rows: int
     decode: bool
-    variant: Variant
 
 
-# The variants that are compiled, each with the factor from one bucket of its ladder to the next.
-type Growth = Mapping[Variant, int]
-
-# The rarer variants have fewer buckets on their ladders: a few of their steps pad more, all starts compile less.
-FINE: Growth = {Variant.PLAIN: 2, Variant.FULL: 8, Variant.PROMPT: 8}
-# For devices that compile slowly and branch at no cost; and for small models on them, which pad at little cost.
-FUSED: Growth = {Variant.ANY: 2}
-COARSE: Growth = {Variant.ANY: 8}
+# A branch at run time costs a CPU nothing, and compiling costs it much. On other devices the host would wait for it.
+SEPARATE = tuple(each for each in Variant if each != Variant.ANY)
+TOGETHER = (Variant.ANY,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,36 +43,48 @@ class Buckets:
     mixed_padding: int
     max_mixed_tokens: int
     max_mixed_seqs: int
-    growth: Growth = field(default_factory=lambda: FINE)
+    growth: int = 2  # from one bucket to the next
+    row_growth: int = 2  # from one number of rows to the next
+    single: bool = False  # there is a bucket for one decode alone
+    variants: tuple[Variant, ...] = SEPARATE  # that are compiled
 
-    def choose(self, tokens: int, *, decode: bool, variant: Variant) -> Bucket:
-        """The smallest bucket that holds so many tokens, of the least variant that will do."""
-        compiled = min(each for each in self._variants(decode) if each >= variant)
-        return next(b for b in self._ladder(decode, compiled) if b.tokens >= tokens)
+    def choose(self, tokens: int, *, decode: bool) -> Bucket:
+        """The smallest bucket that holds so many tokens."""
+        return next(bucket for bucket in self._ladder(decode) if bucket.tokens >= tokens)
+
+    def variant(self, wanted: Variant) -> Variant:
+        """The least compiled variant that will do."""
+        return min(each for each in self.variants if each >= wanted)
 
     def __iter__(self) -> Iterator[Bucket]:
         for decode in (True, False):
-            for variant in self._variants(decode):
-                yield from self._ladder(decode, variant)
+            yield from self._ladder(decode)
 
     def largest(self) -> list[Bucket]:
         """The buckets whose temporaries no other's exceed."""
-        return [list(self._ladder(decode, max(self._variants(decode))))[-1] for decode in (True, False)]
+        return [list(self._ladder(decode))[-1] for decode in (True, False)]
 
-    def _variants(self, decode: bool) -> list[Variant]:
-        # A decode has no prompt tokens.
-        return [variant for variant in self.growth if not (decode and variant == Variant.PROMPT)]
-
-    def _ladder(self, decode: bool, variant: Variant) -> Iterator[Bucket]:
+    def _ladder(self, decode: bool) -> Iterator[Bucket]:
         padding, limit = (
             (self.decode_padding, self.max_decodes) if decode else (self.mixed_padding, self.max_mixed_tokens)
         )
+        if decode and self.single and padding > 1:
+            yield Bucket(1, 1, self._rows(1), True)
         top = -(-limit // padding) * padding
         size = padding
         while True:
             size = min(size, top)
             seqs = size if decode else min(self.max_mixed_seqs, size)
-            yield Bucket(size, seqs, decode, variant)
+            yield Bucket(size, seqs, self._rows(seqs), decode)
             if size == top:
                 return
-            size *= self.growth[variant]
+            size *= self.growth
+
+    def _rows(self, seqs: int) -> int:
+        most = max(-(-self.max_decodes // self.decode_padding) * self.decode_padding, self.max_mixed_seqs)
+        if self.row_growth <= self.growth or seqs > most:
+            return seqs
+        rows = self.decode_padding
+        while rows < seqs:
+            rows *= self.row_growth
+        return max(min(rows, most), seqs)

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from hex_llm.engine.sampling import MAX_BAD_WORD_TOKENS
-from hex_llm.runner.buckets import Bucket, Variant
+from hex_llm.runner.buckets import Bucket
 
-# The columns of the field `sampling`. Floats travel as their bits.
+# The columns of the field `rows`, whose first rows are the sequences. Floats travel as their bits.
 FLOAT_COLUMNS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
-INT_COLUMNS = ("top_k", "seed")
-COLUMNS = FLOAT_COLUMNS + INT_COLUMNS
+SAMPLING_COLUMNS = (*FLOAT_COLUMNS, "top_k", "seed")
+COLUMNS = ("slot", "kv_len", "flags", *SAMPLING_COLUMNS)  # kv_len: tokens with this step's
 
-# The bits of the field `flags`.
+# The bits of the column `flags`.
 SAMPLES = 1  # the sampled token is kept
-HAS_RULES = 2  # what the state says of the slot is about this request, not about one before it
+HAS_RULES = 2  # what the history says of the slot is about this request, not about one before it
 
 MAX_RULE_PREFIX = MAX_BAD_WORD_TOKENS - 1  # a bad word's tokens before its last
 
@@ -48,20 +48,15 @@ class Layout:
     def fields(self) -> dict[str, tuple[int, ...]]:
         bucket, shapes = self.bucket, self.shapes
         fields = {
+            "rows": (bucket.rows, len(COLUMNS)),
             "tokens": (bucket.tokens,),  # -1 - slot: the token that the slot's request sampled last
-            "counts": (3,),  # sequences of one token, sequences, tokens up to the last that has a target
-            "slot": (bucket.seqs,),
-            "kv_len": (bucket.seqs,),  # tokens with this step's
-            "flags": (bucket.seqs,),
-            "sampling": (bucket.seqs, len(COLUMNS)),
+            "counts": (2,),  # sequences of one token, sequences
             # Blocks that running requests gained: (slot, index in the slot's page table, page).
             "gained": (bucket.seqs + (0 if bucket.decode else bucket.tokens // shapes.page_size), 3),
         }
         if not bucket.decode:
             fields["length"] = (bucket.seqs,)  # tokens in this step
             fields["fresh"] = (shapes.max_fresh, 1 + shapes.table_width)  # slot, its whole page table
-        if not bucket.decode and bucket.variant >= Variant.PROMPT:
-            fields["target"] = (bucket.tokens,)  # the token after each token, whose log-probability is wanted
         return fields
 
     @cached_property
@@ -81,7 +76,7 @@ class Layout:
         """A step of nothing but padding, and its fields to write to."""
         blob = np.zeros(self.size, np.int32)
         fields = self.cut(blob)
-        fields["slot"][:] = self.shapes.num_slots
+        fields["rows"][:, COLUMNS.index("slot")] = self.shapes.num_slots
         fields["gained"][:, 0] = self.shapes.num_slots
         if not self.bucket.decode:
             fields["fresh"][:, 0] = self.shapes.num_slots

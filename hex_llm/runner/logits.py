@@ -58,9 +58,3 @@ def apply_rules(logits: Array, rules: Rules, position: Array) -> Array:
     # A ban is a minimum and no sum, so that it also holds for what is +inf and meets no other bias.
     logits = logits.at[row, jnp.where(holds & ~banned, rules.ids, vocab)].add(bias, mode="drop")
     return logits.at[row, jnp.where(banned, rules.ids, vocab)].min(-jnp.inf, mode="drop")
-
-
-def finite_rows(logits: Array) -> Array:
-    """[S] bool: False for a row with NaN or +inf, or with nothing but -inf."""
-    # XLA's maximum on the CPU can lose a NaN, so that it is not left to the maximum.
-    return jnp.isfinite(jnp.max(jnp.where(logits < jnp.inf, logits, jnp.inf), axis=-1))

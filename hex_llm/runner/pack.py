@@ -1,14 +1,26 @@
 """From the engine's slices to a step's input."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from hex_llm.engine.request import Request
 from hex_llm.engine.step import Slice
 from hex_llm.runner.buckets import Bucket, Buckets, Variant
-from hex_llm.runner.layout import COLUMNS, FLOAT_COLUMNS, HAS_RULES, SAMPLES, Layout, Shapes
-from hex_llm.runner.state import needs_full
+from hex_llm.runner.layout import COLUMNS, FLOAT_COLUMNS, HAS_RULES, SAMPLES, SAMPLING_COLUMNS, Layout, Shapes
+from hex_llm.runner.state import needed_variant
+
+_SLOT, _KV_LEN, _FLAGS = (COLUMNS.index(name) for name in ("slot", "kv_len", "flags"))
+_SAMPLING = slice(COLUMNS.index(SAMPLING_COLUMNS[0]), None)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    bucket: Bucket
+    variant: Variant
+    blob: np.ndarray
+    targets: np.ndarray | None  # [T + 1]: the successors of prompt tokens, and how far they reach, where one is wanted
 
 
 class Packer:
@@ -18,31 +30,36 @@ class Packer:
         self._shapes = shapes
         self._buckets = buckets
         self._layouts: dict[Bucket, Layout] = {}  # each works its fields out once
-        self._sampling = np.zeros((shapes.num_slots, len(COLUMNS)), np.int32)
+        self._sampling = np.zeros((shapes.num_slots, len(SAMPLING_COLUMNS)), np.int32)
         self._variant = np.zeros(shapes.num_slots, np.int32)
 
-    def pack(self, step: Sequence[Slice]) -> tuple[Bucket, np.ndarray]:
-        """A step's bucket and input. Slices of one token come first."""
+    def pack(self, step: Sequence[Slice]) -> PackedStep:
+        """Slices of one token come first."""
         for piece in step:
             if piece.fresh:
                 self._remember(piece.request)
         num_seqs = len(step)
         slots = np.fromiter((piece.request.slot for piece in step), np.int32, num_seqs)
-        bucket = self._bucket(step, Variant(self._variant[slots].max()))
+        scored = any(wants_prompt_logprobs(piece) for piece in step)
+        # Also a chunk of one token in the middle of a prompt, which is a decode in all else.
+        decode = all(piece.decodes for piece in step) and not scored
+        bucket = self._buckets.choose(sum(piece.length for piece in step), decode=decode)
         blob, fields = self._layout(bucket).empty()
-        fields["counts"][:2] = sum(piece.length == 1 for piece in step), num_seqs
-        fields["slot"][:num_seqs] = slots
-        fields["kv_len"][:num_seqs] = [piece.start + piece.length for piece in step]
-        fields["flags"][:num_seqs] = [SAMPLES * piece.samples for piece in step]
-        fields["flags"][:num_seqs] |= np.where(self._variant[slots] == Variant.FULL, HAS_RULES, 0)
-        fields["sampling"][:num_seqs] = self._sampling[slots]
+        fields["counts"][:] = sum(piece.length == 1 for piece in step), num_seqs
+        rows = fields["rows"][:num_seqs]
+        rows[:, _SLOT] = slots
+        rows[:, _KV_LEN] = [piece.start + piece.length for piece in step]
+        rows[:, _FLAGS] = [SAMPLES * piece.samples for piece in step]
+        rows[:, _FLAGS] |= np.where(self._variant[slots] >= Variant.RULED, HAS_RULES, 0)
+        rows[:, _SAMPLING] = self._sampling[slots]
         self._write_blocks(step, fields)
-        if bucket.decode:
+        if decode:
             fields["tokens"][:num_seqs] = [_token(piece) for piece in step]
         else:
             self._write_tokens(step, fields)
         self._check(fields)
-        return bucket, blob
+        variant = self._buckets.variant(Variant(self._variant[slots].max()))
+        return PackedStep(bucket, variant, blob, _targets(step, bucket) if scored else None)
 
     def _remember(self, request: Request) -> None:
         sampling = request.sampling
@@ -56,19 +73,12 @@ class Packer:
             sampling.frequency_penalty,
         )
         row[len(FLOAT_COLUMNS) :] = sampling.top_k, np.uint32(request.seed).view(np.int32)
-        self._variant[request.slot] = Variant.FULL if needs_full(request) else Variant.PLAIN
+        self._variant[request.slot] = needed_variant(request)
 
     def _layout(self, bucket: Bucket) -> Layout:
         if bucket not in self._layouts:
             self._layouts[bucket] = Layout(bucket, self._shapes)
         return self._layouts[bucket]
-
-    def _bucket(self, step: Sequence[Slice], variant: Variant) -> Bucket:
-        decode = all(piece.decodes for piece in step)
-        # Also a chunk of one token in the middle of a prompt, which is a decode in all else.
-        if any(wants_prompt_logprobs(piece) for piece in step):
-            variant, decode = Variant.PROMPT, False
-        return self._buckets.choose(sum(piece.length for piece in step), decode=decode, variant=variant)
 
     def _write_blocks(self, step: Sequence[Slice], fields: dict[str, np.ndarray]) -> None:
         gained = [
@@ -92,18 +102,14 @@ class Packer:
             stop = place + piece.length
             known = piece.request.tokens(piece.start, piece.start + piece.length)
             fields["tokens"][place:stop] = known or _token(piece)
-            if wants_prompt_logprobs(piece):
-                following = piece.request.tokens(piece.start + 1, piece.start + piece.length + 1)
-                fields["target"][place : place + len(following)] = following
-                fields["counts"][2] = place + len(following)
             place = stop
 
     def _check(self, fields: dict[str, np.ndarray]) -> None:
         """JAX clamps or drops an index out of range without a word, so that nothing else would notice one."""
         shapes = self._shapes
-        limits = {"slot": shapes.num_slots + 1, "kv_len": shapes.max_model_len + 1}
-        for name, limit in limits.items():
-            assert 0 <= fields[name].min() <= fields[name].max() < limit, name
+        for column, limit in ((_SLOT, shapes.num_slots + 1), (_KV_LEN, shapes.max_model_len + 1)):
+            values = fields["rows"][:, column]
+            assert 0 <= values.min() <= values.max() < limit, COLUMNS[column]
         assert -shapes.num_slots <= fields["tokens"].min() <= fields["tokens"].max() < shapes.vocab_size, "tokens"
         pages = [fields["gained"][:, 2], *([fields["fresh"][:, 1:]] if "fresh" in fields else [])]
         assert all(0 <= array.min() <= array.max() < shapes.num_pages for array in pages), "pages"
@@ -114,6 +120,17 @@ def wants_prompt_logprobs(piece: Slice) -> bool:
     """Whether the slice computes prompt tokens whose successors' log-probabilities were asked for."""
     request = piece.request
     return request.sampling.prompt_logprobs is not None and piece.start + 1 < len(request.prompt)
+
+
+def _targets(step: Sequence[Slice], bucket: Bucket) -> np.ndarray:
+    targets, place = np.zeros(bucket.tokens + 1, np.int32), 0
+    for piece in step:
+        if wants_prompt_logprobs(piece):
+            following = piece.request.tokens(piece.start + 1, piece.start + piece.length + 1)
+            targets[place : place + len(following)] = following
+            targets[-1] = place + len(following)
+        place += piece.length
+    return targets
 
 
 def _token(piece: Slice) -> int:

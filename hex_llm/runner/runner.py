@@ -10,50 +10,80 @@ import numpy as np
 from jax import Array
 
 from hex_llm.engine.step import Logprobs, Slice, StepResult
-from hex_llm.runner.buckets import Buckets
+from hex_llm.runner.buckets import Bucket, Buckets, Variant
+from hex_llm.runner.choose import Chosen
 from hex_llm.runner.compiler import Compiler
+from hex_llm.runner.forward import Computed
+from hex_llm.runner.layout import Layout
 from hex_llm.runner.pack import Packer, wants_prompt_logprobs
-from hex_llm.runner.state import empty_state, needs_full, pack_admission
-from hex_llm.runner.step import StepOutput
+from hex_llm.runner.programs import Admit, Choose, Forward, ScorePrompt
+from hex_llm.runner.state import empty_history, empty_slots, needed_variant, pack_admission
 
 
 class DeviceRunner:
-    """Runs steps in the order they come. The KV cache and the state of the slots live on the device, and each step
+    """Runs steps in the order they come. The KV cache and what is known of the slots live on the device, and each step
     takes them over from the one before (they are donated), so that nothing is copied."""
 
     def __init__(self, params: Any, buckets: Buckets, compiler: Compiler):
         self._params = params
-        self._shapes = compiler.shapes
         self._compiler = compiler
-        self._packer = Packer(compiler.shapes, buckets)
-        self._kv: tuple[Array, ...] = tuple(jnp.zeros(page.shape, page.dtype) for page in compiler.arguments.kv)
-        self._state = jax.jit(partial(empty_state, compiler.shapes))()
+        programs = compiler.programs
+        self._shapes = programs.shapes
+        self._packer = Packer(programs.shapes, buckets)
+        self._kv: tuple[Array, ...] = tuple(jnp.zeros(page.shape, page.dtype) for page in programs.kv)
+        self._slots = jax.jit(partial(empty_slots, programs.shapes))()
+        self._history = jax.jit(partial(empty_history, programs.shapes))()
 
     def dispatch(self, step: Sequence[Slice]) -> "PendingOutput":
         for piece in step:
-            if piece.fresh and needs_full(piece.request):
-                self._state = self._compiler.admit()(self._state, pack_admission(piece.request, self._shapes))
-        bucket, blob = self._packer.pack(step)
-        run = self._compiler.step(bucket)
-        self._kv, self._state, output = run(self._params, self._kv, self._state, blob)
-        return PendingOutput(step, output)
+            if piece.fresh and needed_variant(piece.request) >= Variant.RULED:
+                admission = pack_admission(piece.request, self._shapes)
+                self._history = self._compiler.get(Admit())(self._history, admission)
+        packed = self._packer.pack(step)
+        computed = self._forward(packed.bucket, packed.blob)
+        chosen = self._choose(packed.bucket, packed.variant, computed)
+        scores = None
+        if packed.targets is not None:
+            score = self._compiler.get(ScorePrompt(packed.bucket.tokens))
+            scores = score(self._params, computed.hidden, packed.targets)
+        return PendingOutput(step, chosen, scores)
+
+    def rehearse(self, buckets: Buckets) -> None:
+        """Runs every program once, on nothing but padding: a device loads a program when it is first run, and no
+        request shall wait for that."""
+        for bucket in buckets:
+            computed = self._forward(bucket, Layout(bucket, self._shapes).empty()[0])
+            for variant in buckets.variants:
+                self._choose(bucket, variant, computed)
+        jax.block_until_ready(self._slots)
+
+    def _forward(self, bucket: Bucket, blob: np.ndarray) -> Computed:
+        forward = self._compiler.get(Forward(bucket))
+        self._kv, self._slots, computed = forward(self._params, self._kv, self._slots, blob)
+        return computed
+
+    def _choose(self, bucket: Bucket, variant: Variant, computed: Computed) -> Chosen:
+        choose = self._compiler.get(Choose(bucket.rows, variant))
+        self._slots, self._history, chosen = choose(self._slots, self._history, computed.logits, computed.rows)
+        return chosen
 
 
 class PendingOutput:
     """A step's output on its way to the host."""
 
-    def __init__(self, step: Sequence[Slice], output: StepOutput):
-        jax.tree.map(lambda array: array.copy_to_host_async(), output)
-        self._output = output
+    def __init__(self, step: Sequence[Slice], chosen: Chosen, scores: Array | None):
+        jax.tree.map(lambda array: array.copy_to_host_async(), (chosen, scores))
         self._step = step
+        self._chosen = chosen
+        self._scores = scores
 
     def read(self) -> StepResult:
-        tokens = np.asarray(self._output.tokens)[: len(self._step)]
+        tokens = np.asarray(self._chosen.tokens)[: len(self._step)]
         logprobs = prompt_logprobs = None
-        if self._output.logprobs is not None:
-            logprobs = _unpack(np.asarray(self._output.logprobs)[: len(self._step)])
-        if self._output.prompt_logprobs is not None:
-            packed = np.asarray(self._output.prompt_logprobs)
+        if self._chosen.logprobs is not None:
+            logprobs = _unpack(np.asarray(self._chosen.logprobs)[: len(self._step)])
+        if self._scores is not None:
+            packed = np.asarray(self._scores)
             ends = np.cumsum([piece.length for piece in self._step])  # where each slice's tokens end in the batch
             prompt_logprobs = [
                 _unpack(packed[end - piece.length : end]) if wants_prompt_logprobs(piece) else None
@@ -63,6 +93,6 @@ class PendingOutput:
 
 
 def _unpack(packed: np.ndarray) -> Logprobs:
-    """The host's side of `step.pack_logprobs`."""
+    """The host's side of `logprobs.pack_logprobs`."""
     floats, count = packed.view(np.float32), packed.shape[1] // 2 - 1
     return Logprobs(own=floats[:, 0], rank=packed[:, 1], top_ids=packed[:, 2 : 2 + count], top=floats[:, 2 + count :])

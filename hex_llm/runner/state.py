@@ -8,18 +8,24 @@ from jax import Array
 from hex_llm.engine.request import Request
 from hex_llm.engine.sampling import MAX_RULES
 from hex_llm.pytree import pytree
+from hex_llm.runner.buckets import Variant
 from hex_llm.runner.layout import MAX_RULE_PREFIX, Shapes
 
 FOREVER = np.iinfo(np.int32).max
 
 
 @pytree
-class State:
-    """One row per slot, and one more that padding may write to."""
+class Slots:
+    """What every step reads and writes. One row per slot, and one more that padding may write to."""
 
     last_token: Array  # [R+1] int32
     page_table: Array  # [R+1, B] int32
-    # What the FULL variant needs:
+
+
+@pytree
+class History:
+    """What the variants from RULED on need, in rows as those of `Slots`."""
+
     counts: Array  # [R+1, V] int32: 2 x the times a token stands in the output, + 1 if it stands in the prompt
     recent: Array  # [R+1, P] int32: the last tokens of the output, -1 where there are none yet
     rule_ids: Array  # [R+1, N] int32, -1: no rule
@@ -28,11 +34,17 @@ class State:
     rule_prefix: Array  # [R+1, N, P] int32
 
 
-def empty_state(shapes: Shapes) -> State:
+def empty_slots(shapes: Shapes) -> Slots:
     rows = shapes.num_slots + 1
-    return State(
+    return Slots(
         last_token=jnp.zeros(rows, jnp.int32),
         page_table=jnp.zeros((rows, shapes.table_width), jnp.int32),
+    )
+
+
+def empty_history(shapes: Shapes) -> History:
+    rows = shapes.num_slots + 1
+    return History(
         counts=jnp.zeros((rows, shapes.vocab_size), jnp.int32),
         recent=jnp.full((rows, MAX_RULE_PREFIX), -1, jnp.int32),
         rule_ids=jnp.full((rows, MAX_RULES), -1, jnp.int32),
@@ -42,18 +54,24 @@ def empty_state(shapes: Shapes) -> State:
     )
 
 
-def needs_full(request: Request) -> bool:
-    """Whether the request's steps need the FULL variant."""
+def needed_variant(request: Request) -> Variant:
+    """What choosing the request's tokens takes at least."""
     sampling = request.sampling
-    return (
+    if sampling.logprobs is not None:
+        return Variant.SCORED
+    if (
         sampling.repetition_penalty != 1
         or sampling.presence_penalty != 0
         or sampling.frequency_penalty != 0
         or bool(sampling.logit_bias)
         or bool(request.bad_words)
         or sampling.min_tokens > 0
-        or sampling.logprobs is not None
-    )
+    ):
+        return Variant.RULED
+    if sampling.temperature == 0 or sampling.top_k == 1:
+        return Variant.GREEDY
+    filtered = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+    return Variant.FILTERED if filtered else Variant.DRAWN
 
 
 def pack_admission(request: Request, shapes: Shapes) -> np.ndarray:
@@ -90,23 +108,21 @@ def packed_admission_size(shapes: Shapes) -> int:
     return sum(_SIZES) + shapes.max_model_len
 
 
-def admit(state: State, packed: Array) -> State:
-    """Writes the row of a request that needs the FULL variant; its first step follows."""
+def admit(history: History, packed: Array) -> History:
+    """Writes the row of a request that needs its history; its first step follows."""
     head, recent, ids, bias, until, prefix, tokens = jnp.split(packed, np.cumsum(_SIZES))
     slot, num_prompt, num_known = head
     place = jnp.arange(tokens.shape[0], dtype=jnp.int32)
-    nowhere = state.counts.shape[1]  # out of range: dropped
+    nowhere = history.counts.shape[1]  # out of range: dropped
     counts = jnp.zeros(nowhere, jnp.int32)
     counts = counts.at[jnp.where(place < num_prompt, tokens, nowhere)].set(1, mode="drop")
     in_output = (place >= num_prompt) & (place < num_known)
     counts = counts.at[jnp.where(in_output, tokens, nowhere)].add(2, mode="drop")
-    return State(
-        last_token=state.last_token,
-        page_table=state.page_table,
-        counts=state.counts.at[slot].set(counts),
-        recent=state.recent.at[slot].set(recent),
-        rule_ids=state.rule_ids.at[slot].set(ids),
-        rule_bias=state.rule_bias.at[slot].set(jax.lax.bitcast_convert_type(bias, jnp.float32)),
-        rule_until=state.rule_until.at[slot].set(until),
-        rule_prefix=state.rule_prefix.at[slot].set(prefix.reshape(MAX_RULES, MAX_RULE_PREFIX)),
+    return History(
+        counts=history.counts.at[slot].set(counts),
+        recent=history.recent.at[slot].set(recent),
+        rule_ids=history.rule_ids.at[slot].set(ids),
+        rule_bias=history.rule_bias.at[slot].set(jax.lax.bitcast_convert_type(bias, jnp.float32)),
+        rule_until=history.rule_until.at[slot].set(until),
+        rule_prefix=history.rule_prefix.at[slot].set(prefix.reshape(MAX_RULES, MAX_RULE_PREFIX)),
     )

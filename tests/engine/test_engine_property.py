@@ -26,6 +26,7 @@ def random_engine(rng: random.Random, longest: int):
         max_running=max_running,
         max_prefills=rng.choice([1, 2, 8]),
         step_tokens=max_running + rng.choice([0, 1, 5, 16, 64]),
+        mixed_tokens=rng.choice([None, max_running]),
         chunked=rng.random() < 0.5,
         prefix_caching=rng.random() < 0.6,
         prefix_unit=block_size * rng.choice([1, 2]),

@@ -89,6 +89,22 @@ def test_chunked_a_step_decodes_and_prefills_with_the_decodes_first():
     ]
 
 
+def test_a_step_in_which_nobody_decodes_may_hold_more_than_one_that_others_wait_for():
+    engine, runner = make_engine(step_tokens=12, mixed_tokens=9)
+    engine.add(make_request(range(14), 4, id="old"))
+    engine.step()
+    engine.step()
+    engine.add(make_request(range(20, 40), 1, id="new"))
+    drain(engine)
+    assert runner.steps == [
+        [("old", 0, 12)],
+        [("old", 12, 2)],
+        [("old", 14, 1), ("new", 0, 8)],
+        [("old", 15, 1), ("new", 8, 8)],
+        [("old", 16, 1), ("new", 16, 4)],
+    ]
+
+
 def test_not_chunked_decodes_wait_for_a_prefill_of_several_steps():
     engine, runner = make_engine(step_tokens=12, chunked=False)
     engine.add(make_request(range(4), 3, id="old"))

@@ -11,5 +11,5 @@ def test_the_gate_comes_first_and_biases_are_added():
     g = x @ gate.T + gate_bias
     expected = (g / (1 + np.exp(-g)) * (x @ up.T + up_bias)) @ down.T + down_bias
     arrays = (x, np.concatenate([gate, up]), down, np.concatenate([gate_bias, up_bias]), down_bias)
-    out = gated_mlp(*(jnp.asarray(a, jnp.float32) for a in arrays))
+    [out] = gated_mlp(*(jnp.asarray(a, jnp.float32) for a in arrays))
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)

@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hex_llm.layers.rope import LinearScaling, Llama3Scaling, Rope, rope_tables, rotate
+from hex_llm.kernels.rope_write.reference import rotate
+from hex_llm.layers.rope import LinearScaling, Llama3Scaling, Rope, rope_tables
 
 
 def turned(x, positions, rope):

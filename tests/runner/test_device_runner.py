@@ -16,7 +16,7 @@ from hex_llm.engine.request import FinishReason, SamplingParams
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention import api
 from hex_llm.models import decoder
-from hex_llm.runner.buckets import FINE
+from hex_llm.runner.buckets import SEPARATE, TOGETHER
 from tests.checkpoints import write_llama
 from tests.runner.engines import SMALL, make_engine, run, sharing, tokens
 
@@ -43,7 +43,7 @@ def plain_logits(engine, sequence: list[int]) -> np.ndarray:
     runner = engine._runner
     padded = np.zeros(SMALL["max_model_len"], np.int32)
     padded[: len(sequence)] = sequence
-    return np.asarray(_plain(runner._params, runner._compiler.arch, padded, len(sequence)))[: len(sequence)]
+    return np.asarray(_plain(runner._params, runner._compiler.programs.arch, padded, len(sequence)))[: len(sequence)]
 
 
 @partial(jax.jit, static_argnums=1)
@@ -293,9 +293,10 @@ def test_a_row_of_nan_ends_that_request_alone(engine, monkeypatch):
 
 
 def test_a_compiled_step_for_each_variant_and_one_for_all_give_the_same_output(folder, engine, monkeypatch):
-    monkeypatch.setattr(build, "_growth", lambda model, mesh: FINE)
+    monkeypatch.setattr(build, "TOGETHER", SEPARATE)
     separate = make_engine(folder, max_prefill_seqs=4)
-    assert separate._runner._packer._buckets.growth == FINE != engine._runner._packer._buckets.growth
+    assert separate._runner._packer._buckets.variants == SEPARATE
+    assert engine._runner._packer._buckets.variants == TOGETHER
     rng = random.Random(5)
     asked = [random_request(rng, prompt(40)) for _ in range(16)]
     for some in (asked[:1], asked[1:4], asked[4:]):
@@ -325,7 +326,7 @@ def test_a_compilation_after_the_start_is_told_before_and_after(folder):
     assert build.COMPILING not in dict(told)
     told.clear()
     run(engine, (prompt(3), SamplingParams(max_tokens=2, logprobs=1)))
-    assert told == [(build.COMPILING, 0.0), (build.COMPILING, 1.0)] * 3  # admission, prompt, decode
+    assert told == [(build.COMPILING, 0.0), (build.COMPILING, 1.0)] * 4  # admission, prompt, choice, decode
     told.clear()
     run(engine, (prompt(3), SamplingParams(max_tokens=2)))
     assert not told

@@ -1,20 +1,27 @@
 """Sampling draws what the parameters say, and a row's token depends on that row alone."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
-from hex_llm.runner.logits import Penalties, Rules, apply_rules, finite_rows, penalize
-from hex_llm.runner.sampler import SamplingRows, sample
+from hex_llm.runner.logits import Penalties, Rules, apply_rules, penalize
+from hex_llm.runner.sampler import SamplingRows, choose_any, choose_drawn, choose_filtered, choose_greedy
 from tests.runner.sampling_reference import distribution, penalized, ruled
 
 FOREVER = np.iinfo(np.int32).max
 DRAWS = 20_000
 VOCAB = 300  # one shape for most tests: they share a compilation; no multiple of a chunk
 
-sample_jit = jax.jit(sample)
+CHOOSERS = {
+    "any": jax.jit(choose_any),
+    "greedy": jax.jit(choose_greedy),
+    "drawn": jax.jit(choose_drawn),
+    "filtered": jax.jit(partial(choose_filtered, implementation="reference")),
+}
 
 
 def make_rows(num_rows, *, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=None, position=7) -> SamplingRows:
@@ -43,7 +50,7 @@ def draw(logits, **parameters) -> np.ndarray:
     logits = np.asarray(logits, np.float32)
     if logits.ndim == 1:
         logits = np.broadcast_to(logits, (DRAWS, len(logits)))
-    return np.asarray(sample_jit(jnp.asarray(logits), make_rows(len(logits), **parameters)))
+    return np.asarray(CHOOSERS["any"](jnp.asarray(logits), make_rows(len(logits), **parameters))[0])
 
 
 def assert_drawn_from(tokens: np.ndarray, expected: np.ndarray) -> None:
@@ -346,14 +353,42 @@ def test_a_row_of_nan_harms_no_other(parameters):
     tokens = draw(spoilt, **parameters)
     np.testing.assert_array_equal(tokens[~bad], draw(logits, **parameters)[~bad])
     assert np.all((tokens >= 0) & (tokens < 300))
-    np.testing.assert_array_equal(jax.jit(finite_rows)(jnp.asarray(spoilt)), ~bad)
+
+
+@pytest.mark.parametrize("chooser", CHOOSERS)
+def test_rows_of_no_use_are_told_from_the_others(chooser):
+    logits = make_logits((8, VOCAB))
+    logits[1, 7], logits[2, -1], logits[3], logits[4], logits[5, 40] = np.nan, np.nan, np.nan, -np.inf, np.inf
+    logits[6, 1:] = -np.inf
+    _, usable = CHOOSERS[chooser](jnp.asarray(logits), make_rows(8))
+    np.testing.assert_array_equal(usable, [True, False, False, False, False, False, True, True])
+
+
+@pytest.mark.parametrize("scale", [0.1, 2])
+def test_a_row_draws_the_same_token_whatever_function_its_batch_goes_through(scale):
+    logits = jnp.asarray(make_logits((256, 5000), scale=scale))
+    greedy, filtered = np.arange(256) % 4 == 0, np.arange(256) % 4 == 1
+    rng = np.random.default_rng(2)
+    parameters = {
+        "temperature": np.where(greedy, rng.choice([0, 1], 256), rng.choice([0.3, 1, 2.5], 256)),
+        "top_k": np.where(filtered, rng.choice([2, 20, 400], 256), np.where(greedy, 1, 0)),
+        "top_p": np.where(filtered, rng.choice([0.2, 0.9, 1], 256), 1),
+        "min_p": np.where(filtered, rng.choice([0, 0.02], 256), 0),
+    }
+    tokens = {name: np.asarray(choose(logits, make_rows(256, **parameters))[0]) for name, choose in CHOOSERS.items()}
+    np.testing.assert_array_equal(tokens["filtered"], tokens["any"])
+    np.testing.assert_array_equal(tokens["drawn"][~filtered], tokens["any"][~filtered])
+    np.testing.assert_array_equal(tokens["greedy"][greedy], tokens["any"][greedy])
+    assert np.any(tokens["drawn"][filtered] != tokens["any"][filtered])
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
-def test_every_platform_can_compile_it_and_nothing_sorts(platform):
+@pytest.mark.parametrize("chooser", CHOOSERS)
+def test_every_platform_can_compile_it_and_nothing_sorts_or_branches_where_a_host_would_wait(chooser, platform):
     logits = jax.ShapeDtypeStruct((256, 128_256), jnp.float32)
     rows = jax.eval_shape(lambda: make_rows(256))
-    text = sample_jit.trace(logits, rows).lower(lowering_platforms=(platform,)).as_text()
-    assert "stablehlo.case" in text
+    text = CHOOSERS[chooser].trace(logits, rows).lower(lowering_platforms=(platform,)).as_text()
     assert "stablehlo.sort" not in text
     assert "top_k" not in text
+    assert ("stablehlo.case" in text) == (chooser == "any")
+    assert ("stablehlo.while" in text) == (chooser == "any")

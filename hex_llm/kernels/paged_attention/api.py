@@ -1,15 +1,55 @@
 """Paged attention, by the best implementation there is for the machine."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
+from jax import Array
 
+from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention import reference, xla
+from hex_llm.kernels.paged_attention.write import write_pages
 
-IMPLEMENTATIONS: dict[str, Callable] = {"reference": reference.paged_attention, "xla": xla.paged_attention}
-BEST = {"cpu": "xla", "gpu": "xla", "tpu": "xla"}
+BEST = {"cpu": "xla", "gpu": "gpu", "tpu": "xla"}
 
 
-def paged_attention(*args, implementation: str | None = None, **options):
+def prepare(batch: Batch, q: Any, pages: Any, windows: Iterable[int | None]) -> Batch:
+    """The batch, with what its layers' attention can share computed once. `q` [T, N, H] and `pages` are the arrays of
+    any layer, or their shapes."""
+    if _best() != "gpu":
+        return batch
+    from hex_llm.kernels.paged_attention import gpu
+
+    return dataclasses.replace(batch, plans={window or 0: gpu.plan(batch, q, pages, window) for window in windows})
+
+
+def paged_attention(
+    q: Array, k: Array, v: Array, pages: Array, batch: Batch, *, implementation: str | None = None, **options: Any
+) -> tuple[Array, Array]:
     """See `reference.paged_attention` for what it computes."""
-    return IMPLEMENTATIONS[implementation or BEST[jax.default_backend()]](*args, **options)
+    pages = write_pages(pages, k, v, batch)
+    return attend(q, pages, batch, implementation=implementation, **options), pages
+
+
+def attend(q: Array, pages: Array, batch: Batch, *, implementation: str | None = None, **options: Any) -> Array:
+    """See `reference.attend` for what it computes. Rows that mean nothing may follow those of `q`."""
+    return _implementation(implementation or _best())(q, pages, batch, **options)
+
+
+def _best() -> str:
+    return BEST[jax.default_backend()]
+
+
+def _implementation(name: str) -> Callable:
+    match name:
+        case "reference":
+            return reference.attend
+        case "xla":
+            return xla.attend
+        case "gpu":
+            # Imported where it is used: Pallas takes a second, which a start on a CPU has better use for.
+            from hex_llm.kernels.paged_attention import gpu
+
+            return gpu.attend
+    raise ValueError(f"there is no implementation {name!r}")

@@ -22,11 +22,24 @@ def paged_attention(
     window: int | None = None,
     soft_cap: float | None = None,
 ) -> tuple[Array, Array]:
-    """Writes the step's keys and values, then lets each token attend to its sequence up to itself.
+    """Writes the step's keys and values, then attends."""
+    pages = write_pages(pages, k, v, batch)
+    return attend(q, pages, batch, scale=scale, window=window, soft_cap=soft_cap), pages
+
+
+def attend(
+    q: Array,  # [T, N, H]
+    pages: Array,  # [P, 2, K, page, H], with the step's keys and values
+    batch: Batch,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Array:
+    """Lets each token attend to its sequence up to itself: [T, N, H].
 
     With a `window` it attends to that many tokens, the last. The rows of padding tokens mean nothing.
     """
-    pages = write_pages(pages, k, v, batch)
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = pages.shape[2]
     tokens = jnp.arange(num_tokens, dtype=jnp.int32)
@@ -47,4 +60,4 @@ def paged_attention(
     # A page may hold anything past its sequence's end, also NaN, which a weight of 0 would not take away.
     values = jnp.where((distance >= 0)[:, None, :, None], context[:, 1], 0)
     out = jnp.einsum("tkgc,tkch->tkgh", jax.nn.softmax(scores, axis=-1), values)
-    return out.reshape(num_tokens, num_heads, head_dim).astype(q.dtype), pages
+    return out.reshape(num_tokens, num_heads, head_dim).astype(q.dtype)

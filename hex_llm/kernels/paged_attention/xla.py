@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from hex_llm.kernels.batch import Batch
-from hex_llm.kernels.paged_attention.write import write_pages
 
 CHUNK = 256  # keys a loop turn looks at
 DECODE_ROWS = 8  # decodes a loop turn looks at
@@ -30,19 +29,16 @@ class Softmax(NamedTuple):
     values: Array  # [..., H]
 
 
-def paged_attention(
+def attend(
     q: Array,  # [T, N, H]
-    k: Array,  # [T, K, H]
-    v: Array,  # [T, K, H]
     pages: Array,  # [P, 2, K, page, H]
     batch: Batch,
     *,
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
-) -> tuple[Array, Array]:
-    """As `reference.paged_attention`."""
-    pages = write_pages(pages, k, v, batch)
+) -> Array:
+    """As `reference.attend`."""
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = pages.shape[2]
 
@@ -67,7 +63,7 @@ def paged_attention(
         out, num_done = _decode(q, pages, batch, batch.num_decode, score, first_chunk), batch.num_decode
     if batch.cu_q is not None:
         out = _prefill(q, pages, batch, batch.cu_q, num_done, score, first_chunk, out)
-    return out.reshape(num_tokens, num_heads, head_dim), pages
+    return out.reshape(num_tokens, num_heads, head_dim)
 
 
 def _decode(q: Array, pages: Array, batch: Batch, num_decode: Array, score: Callable, first_chunk: Callable) -> Array:
@@ -130,7 +126,7 @@ def _prefill(
             positions = jnp.tile(first + offset + jnp.arange(tile, dtype=jnp.int32), group)[None]
 
             def chunk_body(chunk: Array, sums: Softmax) -> Softmax:
-                keys, values = (x[0] for x in _gather(pages, table, length, chunk))  # K C H
+                keys, values = (x[0].astype(q.dtype) for x in _gather(pages, table, length, chunk))  # K C H
                 return _add(sums, score(queries, keys, positions, _chunk_positions(chunk)[None]), values)
 
             start, stop = first_chunk(first + offset), (last + offset) // CHUNK + 1

@@ -1,0 +1,68 @@
+"""Part `offline`: the engine without a server, all requests there from the start, in the shapes that others publish."""
+
+import dataclasses
+import sys
+import time
+
+from benchmarks.h200_part import Results, Settings, run_part
+from benchmarks.h200_settings import TENSORRT_LLM_FP8
+from benchmarks.h200_step import make_engine
+from hex_llm import log
+from hex_llm.bench import offline
+from hex_llm.engine.engine import Engine
+
+RESERVE_S = 5.0
+
+
+def measure(settings: Settings, results: Results) -> None:
+    log.configure()
+    results.command([sys.executable, "-m", "benchmarks.h200", "--only=offline"])
+    engine, seconds = make_engine(settings, settings.plan.flags.offline)
+    limits = dataclasses.asdict(engine.limits)
+    results.detail("engine", {"built s": round(seconds, 1), **limits})
+    started = time.monotonic()
+    _meet_every_shape(engine)
+    results.detail("compiled s", round(time.monotonic() - started, 1))
+    runs = settings.plan.sizes.offline_runs
+    speed = 0.0  # of the run before, in the unit of `_work` per second
+    for number, (tokens_in, tokens_out, requests) in enumerate(runs):
+        with results.case(f"{tokens_in}/{tokens_out}"):
+            left = sum(_work(*run) for run in runs[number:])
+            if speed and left > (room := speed * (settings.seconds_left - RESERVE_S)):
+                requests = max(int(requests * room / left), 1)
+            steps, preemptions = _counts(engine)
+            found = offline.measure(engine, requests, tokens_in, tokens_out, seed=number)
+            speed = _work(tokens_in, tokens_out, requests) / found.total_s
+            after = _counts(engine)
+            figures = dataclasses.asdict(found) | {"steps": after[0] - steps, "preemptions": after[1] - preemptions}
+            published = TENSORRT_LLM_FP8.get((tokens_in, tokens_out))
+            if published:
+                figures["of TensorRT-LLM FP8"] = found.output_tokens_per_s / published
+            results.detail(f"{tokens_in}/{tokens_out}", figures)
+            results.figure(f"offline_{tokens_in}_{tokens_out}", found.output_tokens_per_s)
+
+
+def _work(tokens_in: int, tokens_out: int, requests: int) -> float:
+    """What a run costs, in tokens out; of tokens in, some ten cost as much."""
+    return requests * (tokens_out + tokens_in / 10)
+
+
+def _meet_every_shape(engine: Engine) -> None:
+    """Has every shape compiled that a run can meet: all sizes of batches, and all sizes of prompts."""
+    largest = engine.limits.max_running
+    sizes = {1, largest, *(2**power + 1 for power in range(3, largest.bit_length() - 1))}
+    for seed, size in enumerate(sorted(sizes)):
+        offline.measure(engine, size, 16, 4, seed=1000 + seed)
+    length = engine.limits.step_tokens
+    while length >= 64:
+        offline.measure(engine, 1, min(length, engine.limits.max_model_len - 2), 2, seed=2000 + length)
+        length //= 2
+
+
+def _counts(engine: Engine) -> tuple[int, int]:
+    stats = engine.stats()
+    return stats.total_steps, stats.total_preemptions
+
+
+if __name__ == "__main__":
+    run_part(measure)

@@ -1,0 +1,66 @@
+"""What stands between two products of a layer, as a kernel that lets the second one start to fetch its weight.
+
+XLA's own fusion does the same sums, but the product behind it cannot start before it has ended.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from hex_llm.kernels.matmul.api import padded
+
+THREADS = 128
+VECTOR = 4  # elements that a thread loads at a time
+
+
+def supports(width: int) -> bool:
+    """Whether rows of this width can be done."""
+    return width % (THREADS * VECTOR) == 0 and width <= 16384
+
+
+@functools.partial(jax.jit, static_argnames="eps")
+def add_norm(x: Array, pieces: Array, weight: Array, eps: float) -> tuple[Array, Array]:
+    """As `reference.add_norm`, but the norm has `padded` rows, those past M of zeros."""
+    tokens, width = x.shape
+    dtype = x.dtype
+
+    def body(x_ref, pieces_ref, weight_ref, sum_ref, norm_ref):
+        # The kernel behind may come now: it waits for the end of this one before it reads what this one writes.
+        plgpu.griddepcontrol_launch_dependents()
+        token = lax.axis_index("token")
+        layout = plgpu.Layout.WG_STRIDED((width,), VECTOR)
+
+        def load(ref):
+            return plgpu.load(ref, layout=layout, optimized=False)
+
+        scale = load(weight_ref).astype(dtype)
+        plgpu.griddepcontrol_wait()
+
+        @pl.when(token < tokens)
+        def _token():
+            added = load(pieces_ref.at[0, token]).astype(jnp.float32)
+            for i in range(1, pieces.shape[0]):
+                added = added + load(pieces_ref.at[i, token]).astype(jnp.float32)
+            wide = load(x_ref.at[token]).astype(jnp.float32) + added.astype(dtype).astype(jnp.float32)
+            rounded = wide.astype(dtype)
+            sum_ref[token] = rounded
+            wide = rounded.astype(jnp.float32)
+            factor = lax.rsqrt(jnp.sum(wide * wide) / width + eps)
+            normed = (wide * factor).astype(dtype).astype(jnp.float32) * scale.astype(jnp.float32)
+            norm_ref[token] = normed.astype(dtype)
+
+        @pl.when(token >= tokens)
+        def _padding():
+            norm_ref[token] = jnp.zeros_like(scale)
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=[jax.ShapeDtypeStruct(x.shape, dtype), jax.ShapeDtypeStruct((padded(tokens), width), dtype)],
+        grid=(padded(tokens),),
+        grid_names=("token",),
+    )
+    return tuple(kernel(x, pieces, weight))

@@ -1,0 +1,61 @@
+"""The products of a small batch on Hopper, chained: each kernel fetches its weight while the one in front still runs.
+
+What is not taken goes the plain way, which layers have anyway.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from hex_llm.kernels.matmul import reference
+
+# Of the batches whose layers run as a chain of our kernels; for one token alone, and for many, XLA's are the faster.
+MIN_TOKENS, MAX_TOKENS = 8, 64
+ROWS = 8  # a product takes and gives a multiple of so many rows
+
+
+def chained(tokens: int) -> bool:
+    """Whether a batch of so many tokens runs as a chain of our kernels where they do its shapes."""
+    return jax.default_backend() == "gpu" and MIN_TOKENS <= tokens <= MAX_TOKENS
+
+
+def padded(tokens: int) -> int:
+    """The rows that a product of so many tokens takes and gives."""
+    return -(-tokens // ROWS) * ROWS
+
+
+def takes(x: Array, weight: Array, *, gated: bool = False) -> bool:
+    """Whether the product of x [M, in] with a weight [out, in] belongs to such a chain."""
+    if not chained(x.shape[0]):
+        return False
+    # Imported where it is used: Pallas takes a second, which a start on a CPU has better use for.
+    from hex_llm.kernels.matmul import gpu
+
+    return gpu.supports(x, weight, gated=gated)
+
+
+def parts(x: Array, weight: Array, *, dtype: jnp.dtype | None = None) -> Array:
+    """[M, in] x [out, in] -> [n, M, out], to be added; M grows to a multiple of 8, by rows that mean nothing.
+
+    In float32, or where n is 1 in `dtype`, or the type of `x`. The sum is `reference.matmul`.
+    """
+    from hex_llm.kernels.matmul import gpu
+
+    return gpu.parts(x, weight, dtype=dtype)
+
+
+def gated_matmul(x: Array, weight: Array) -> Array:
+    """As `reference.gated_matmul`, but M grows to a multiple of 8, by rows that mean nothing."""
+    from hex_llm.kernels.matmul import gpu
+
+    return gpu.parts(x, weight, gated=True)[0]
+
+
+def add_norm(x: Array, pieces: Array, weight: Array, eps: float) -> tuple[Array, Array]:
+    """As `reference.add_norm`, but in a chain the rows of the norm, not those of `x`, grow to a multiple of 8."""
+    if chained(x.shape[0]):
+        from hex_llm.kernels.matmul import add_norm_gpu
+
+        if add_norm_gpu.supports(x.shape[1]):
+            return add_norm_gpu.add_norm(x, pieces, weight, eps)
+    return reference.add_norm(x, pieces, weight, eps)

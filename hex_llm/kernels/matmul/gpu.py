@@ -1,0 +1,229 @@
+"""The product of a decode batch with a weight on Hopper, at the speed at which memory gives the weight.
+
+The weight is the left operand: its many rows fill the 64 rows of a wgmma, and the few tokens are its free dimension, so
+a block computes [rows of `out`, tokens], which is turned round on its way out. One block runs on each SM. Its memory
+warpgroup streams tiles of the weight and of `x` by TMA through a ring of shared memory, and does not stop between one
+piece of work and the next; each compute warpgroup multiplies 64 rows. `x` is small and comes from the L2 cache.
+
+Where `out` has too few tiles to fill the chip, `in` is split between blocks, and the float32 parts are added in a fixed
+order by whatever comes next: XLA fuses the sum. What one token gets depends on no other token.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from hex_llm.kernels.matmul.api import padded
+from hex_llm.kernels.matmul.reference import total
+
+SMS = 132  # of an H100 or H200
+MMA_ROWS = 64  # of the weight, in one wgmma
+SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
+SHARED_BYTES = 222 * 1024  # for the ring: of 227 KB, so that a small kernel can stand beside
+MAX_TOKENS = 128
+MAX_SPLITS = 8
+FEW_SPLITS = 4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a product is cut."""
+
+    rows: int  # of the weight, for one block at a time
+    depth: int  # columns of the weight in one slot of the ring
+    splits: int = 1  # pieces of `in`, each a piece of work of its own
+    cluster: int = 1  # blocks that fetch `x` together
+    early: bool = True  # fetch weights before the kernel in front has ended
+    slots: int | None = None  # of the ring; as many as fit if not given
+    blocks: int = SMS  # at a time
+
+
+def supports(x: Array, weight: Array, *, gated: bool = False) -> bool:
+    """Whether there is a plan for [M, in] x [out, in]."""
+    (tokens, size), out = x.shape, weight.shape[0]
+    unit = 2 * MMA_ROWS if gated else MMA_ROWS
+    typed = x.dtype == weight.dtype == jnp.bfloat16
+    return typed and 0 < tokens <= MAX_TOKENS and out > 0 and out % unit == 0 and size > 0 and size % MMA_ROWS == 0
+
+
+def plan_for(tokens: int, out: int, size: int, *, gated: bool = False) -> Plan:
+    """The plan of a shape that `supports` accepts."""
+    unit = 2 * MMA_ROWS if gated else MMA_ROWS
+    # A block reads all of `x` for each of its tiles: tall ones keep that well below what it reads of the weight. But
+    # where they leave SMs without work, `in` is split, and many parts cost more than reading `x` more often.
+    wanted = max(unit, next((rows for rows in (64, 128) if rows >= 2 * tokens), 256))
+    if tokens <= MMA_ROWS and out // wanted < SMS:
+        wanted = unit
+    plans = [
+        plan_of(out, size, rows, 128 if rows + tokens <= 128 else 64, gated=gated)
+        for rows in (256, 128, 64)
+        if rows <= wanted
+    ]
+    fitting = [plan for plan in plans if plan is not None]
+    return next((plan for plan in fitting if plan.splits <= FEW_SPLITS), fitting[-1])
+
+
+def plan_of(out: int, size: int, rows: int, depth: int, *, gated: bool = False, cluster: int = 1) -> Plan | None:
+    """The plan with these tiles, split such that most SMs have work; None where they do not fit the shape."""
+    depth = depth if size % depth == 0 else MMA_ROWS
+    if rows < (2 if gated else 1) * MMA_ROWS or out % (rows * cluster):
+        return None
+    blocks, steps = out // rows, size // depth
+    splits = 1
+    if not gated and blocks < 2 * SMS // 3:
+        splits = max(splits for splits in range(1, MAX_SPLITS + 1) if steps % splits == 0 and blocks * splits <= SMS)
+    return Plan(rows=rows, depth=depth, splits=splits, cluster=cluster)
+
+
+def ring_slots(tokens: int, plan: Plan) -> int:
+    """Slots of the ring of a block: as many as fit, if the plan does not say."""
+    return plan.slots or SHARED_BYTES // ((plan.rows + padded(tokens)) * plan.depth * 2)
+
+
+@functools.partial(jax.jit, static_argnames=("dtype", "plan", "gated"))
+def parts(
+    x: Array, weight: Array, *, dtype: jnp.dtype | None = None, plan: Plan | None = None, gated: bool = False
+) -> Array:
+    """[M, in] x [out, in] -> [splits, padded(M), out], to be added: in float32, or in `dtype` where there is only one.
+
+    The weight must be there when the program starts, and no result of it: it is read before the kernel in front ends.
+    With `gated`, the weight is [2F, in], the result [1, padded(M), F]: silu of the gate's rows times the others.
+    """
+    tokens, size = x.shape
+    if plan is None:
+        plan = plan_for(tokens, weight.shape[0], size, gated=gated)
+    batch = padded(tokens)
+    if batch != tokens:
+        x = jnp.pad(x, ((0, batch - tokens), (0, 0)))
+    dtype = jnp.dtype(jnp.float32 if plan.splits > 1 else dtype or x.dtype)
+    return _call(x, weight, dtype, plan, gated)
+
+
+def matmul(x: Array, weight: Array, *, dtype: jnp.dtype | None = None, plan: Plan | None = None) -> Array:
+    """See `reference.matmul`."""
+    return total(parts(x, weight, dtype=dtype, plan=plan))[: x.shape[0]].astype(dtype or x.dtype)
+
+
+def gated_matmul(x: Array, weight: Array, *, plan: Plan | None = None) -> Array:
+    """See `reference.gated_matmul`."""
+    return parts(x, weight, plan=plan, gated=True)[0, : x.shape[0]]
+
+
+def _call(x: Array, weight: Array, dtype: jnp.dtype, plan: Plan, gated: bool) -> Array:
+    batch, size = x.shape
+    out = weight.shape[0] // 2 if gated else weight.shape[0]
+    operands = 2 if gated else 1  # of the weight, for each warpgroup
+    workers = plan.rows // MMA_ROWS // operands
+    tile_rows = plan.rows // operands  # of the result, for one block at a time
+    groups = out // tile_rows // plan.cluster
+    steps = size // plan.depth // plan.splits
+    clusters = min(plan.blocks // plan.cluster, groups * plan.splits)
+    slots = min(ring_slots(batch, plan), steps * -(-groups * plan.splits // clusters))
+    axes = "cluster" if plan.cluster > 1 else None
+
+    def body(x_ref, w_ref, o_ref, x_ring, w_ring, full, empty):
+        cluster, worker = lax.axis_index("clusters"), lax.axis_index("worker")
+        member = lax.axis_index("cluster") if plan.cluster > 1 else 0
+        pieces = lax.div(groups * plan.splits - cluster + clusters - 1, clusters)
+
+        def place(index):
+            """(first row of the result, split) of a piece of work."""
+            piece = cluster + index * clusters
+            return (lax.rem(piece, groups) * plan.cluster + member) * tile_rows, lax.div(piece, groups)
+
+        @pl.when(worker == workers)
+        def _memory():
+            def fetch(index, t, with_weight=True, with_x=True):
+                first, split = place(index)
+                step = index * steps + t
+                slot = lax.rem(step, slots)
+                columns = pl.ds((split * steps + t) * plan.depth, plan.depth)
+                if with_weight:
+                    for half in range(operands):
+                        source = w_ref.at[pl.ds(first + half * out, tile_rows), columns]
+                        target = w_ring.at[slot, pl.ds(half * tile_rows, tile_rows)]
+                        plgpu.copy_gmem_to_smem(source, target, full.at[slot])
+                if with_x:
+                    plgpu.copy_gmem_to_smem(x_ref.at[:, columns], x_ring.at[slot], full.at[slot], collective_axes=axes)
+
+            prefetched = min(slots, steps) if plan.early else 0
+            if plan.early:
+                # The weight is there already; `x` is there when the kernel in front has ended.
+                pl.loop(0, prefetched)(lambda t: fetch(0, t, with_x=False))
+                plgpu.griddepcontrol_wait()
+                plgpu.griddepcontrol_launch_dependents()
+                pl.loop(0, prefetched)(lambda t: fetch(0, t, with_weight=False))
+
+            @pl.loop(0, pieces)
+            def _(index):
+                @pl.loop(lax.select(index == 0, prefetched, 0), steps)
+                def _(t):
+                    step = index * steps + t
+                    pl.when(step >= slots)(lambda: plgpu.barrier_wait(empty.at[lax.rem(step, slots)]))
+                    fetch(index, t)
+
+            # A neighbour has yet to say that it has emptied the last slots, and must find this block alive.
+            @pl.loop(jnp.maximum(pieces * steps - slots, 0), pieces * steps)
+            def _(step):
+                plgpu.barrier_wait(empty.at[lax.rem(step, slots)])
+
+        @pl.when(worker < workers)
+        def _compute():
+            def rows_of(half):
+                return pl.ds(half * tile_rows + worker * MMA_ROWS, MMA_ROWS)
+
+            @pl.loop(0, pieces)
+            def _(index):
+                def accumulate(*totals):
+                    @pl.loop(0, steps)
+                    def _(t):
+                        step = index * steps + t
+                        slot = lax.rem(step, slots)
+                        plgpu.barrier_wait(full.at[slot])
+                        for half, accumulator in enumerate(totals):
+                            right = x_ring.at[slot].transpose((1, 0))
+                            plgpu.wgmma(accumulator, w_ring.at[slot, rows_of(half)], right)
+                        # The slot before is free once all but this step's products are done.
+                        plgpu.wgmma_wait(operands)
+                        pl.when(t > 0)(lambda: plgpu.barrier_arrive(empty.at[lax.rem(step - 1, slots)]))
+
+                    return [each[...] for each in totals]
+
+                totals = pl.run_scoped(
+                    accumulate, *[plgpu.WGMMAAccumulatorRef((MMA_ROWS, batch), jnp.float32)] * operands
+                )
+                plgpu.barrier_arrive(empty.at[lax.rem(index * steps + steps - 1, slots)])
+                result = totals[0] if not gated else totals[1] * totals[0] / (1 + jnp.exp(-totals[0]))
+                first, split = place(index)
+                # Turned round, each thread has two neighbours of one token, and a warp writes whole sectors.
+                turned = plgpu.layout_cast(result.astype(dtype), plgpu.Layout.WGMMA_TRANSPOSED)
+                o_ref.at[split, :, pl.ds(first + worker * MMA_ROWS, MMA_ROWS)].transpose((1, 0))[...] = turned
+
+    empty = (
+        plgpu.Barrier(num_arrivals=workers, num_barriers=slots)
+        if plan.cluster == 1
+        else plgpu.ClusterBarrier(collective_axes=("cluster",), num_arrivals=workers, num_barriers=slots)
+    )
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((plan.splits, batch, out), dtype),
+        grid=(clusters,),
+        grid_names=("clusters",),
+        cluster=(plan.cluster,) if plan.cluster > 1 else (),
+        cluster_names=("cluster",) if plan.cluster > 1 else (),
+        num_threads=workers + 1,
+        thread_name="worker",
+        scratch_types=[
+            plgpu.SMEM((slots, batch, plan.depth), x.dtype, transforms=SWIZZLED),
+            plgpu.SMEM((slots, plan.rows, plan.depth), x.dtype, transforms=SWIZZLED),
+            plgpu.Barrier(num_arrivals=operands + 1, num_barriers=slots),
+            empty,
+        ],
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+    )
+    return kernel(x, weight)

@@ -1,0 +1,90 @@
+"""Who computes what in a step's decode attention: plain XLA, once per step, shared by all layers of a window."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+
+from hex_llm.pytree import pytree
+
+DEFAULT_CORES = 132  # SMs of an H100 or H200, for compiling where there is none
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """What can be chosen freely; the plan and the kernel must agree on it."""
+
+    tile: int = 64  # tokens per ring slot: a multiple of 64
+    slots: int | None = 4  # depth of the ring; None: as deep as fits
+    workers: int = 2  # warpgroups that multiply: one, or two which take a CTA's chunks in turn
+    # What cutting costs, in eighths of the time a tile takes. Uneven shares cost little, as those who are late have the
+    # memory to themselves; a batch of 64 was the fastest uncut, one of 8 in two chunks a row.
+    chunk_cost: int = 20  # a CTA's for each of its chunks
+    uneven_cost: int = 4  # for each tile of the largest chunk, because shares are uneven where rows are
+    merge_cost: int = 2  # for each partial result of a row
+
+
+DEFAULT = Tuning()
+
+
+@pytree
+class DecodePlan:
+    """The chunks of each row, and the share of them that each CTA computes."""
+
+    sequences: Array  # [S, 4] int32: length, first tile, tiles per chunk, number of chunks
+    shares: Array  # [cores + 1, 2] int32: row and chunk at which each CTA's share begins
+
+
+def plan_decode(
+    kv_len: Array,  # [S] int32
+    *,
+    num_kv_heads: int,
+    window: int | None = None,
+    num_cores: int | None = None,
+    tuning: Tuning = DEFAULT,
+) -> DecodePlan:
+    """Cuts the rows of a batch into chunks and deals these to the CTAs. Sequences of length 0 get none."""
+    cores = num_cores or _num_cores()
+    num_seqs, tile = kv_len.shape[0], tuning.tile
+    first_tile = jnp.zeros_like(kv_len) if window is None else jnp.maximum(kv_len - window, 0) // tile
+    tiles = pl.cdiv(kv_len, tile) - first_tile
+    chunk = _tiles_per_chunk(tiles, rows=num_seqs * num_kv_heads, cores=cores, tuning=tuning)
+    chunks = pl.cdiv(tiles, chunk)
+
+    # Sums over all pairs, which XLA fuses, where cumsum and searchsorted would be kernels and loops of their own.
+    seq = jnp.arange(num_seqs, dtype=jnp.int32)
+    ends = num_kv_heads * jnp.sum(jnp.where(seq[None, :] <= seq[:, None], tiles[None, :], 0), axis=1)
+    core = jnp.arange(cores + 1, dtype=jnp.int32)
+    cuts = core * (ends[-1] // cores) + jnp.minimum(core, ends[-1] % cores)
+    # A cut between two rows counts to the one that ends there, so that no share trails through empty rows.
+    cut_seq = jnp.minimum(jnp.sum(ends[None, :] < cuts[:, None], axis=1), num_seqs - 1)
+    seq_tiles = tiles[cut_seq]
+    offset = cuts - (ends[cut_seq] - num_kv_heads * seq_tiles)
+    head = jnp.maximum(offset - 1, 0) // jnp.maximum(seq_tiles, 1)
+    cut_chunk = pl.cdiv(offset - head * seq_tiles, chunk[cut_seq])
+    return DecodePlan(
+        sequences=jnp.stack([kv_len, first_tile, chunk, chunks], axis=1).astype(jnp.int32),
+        shares=jnp.stack([cut_seq * num_kv_heads + head, cut_chunk], axis=1).astype(jnp.int32),
+    )
+
+
+def max_chunks(rows: int) -> int:
+    """Chunks a row may be cut into: many where rows are few, within bounded memory for their results."""
+    return max(16, min(64, 16384 // rows))
+
+
+def _num_cores() -> int:
+    device = jax.devices()[0]
+    return device.core_count if device.platform == "gpu" else DEFAULT_CORES
+
+
+def _tiles_per_chunk(tiles: Array, *, rows: int, cores: int, tuning: Tuning) -> Array:
+    """The size of the chunks that is best for a row if all rows were as long: [S], at least 1."""
+    counts = jnp.arange(1, max_chunks(rows) + 1, dtype=jnp.int32)[None, :]
+    sizes = jnp.maximum(pl.cdiv(tiles[:, None], counts), 1)
+    chunks_per_core = pl.cdiv(rows * counts, cores)
+    costs = chunks_per_core * (8 * sizes + tuning.chunk_cost) + tuning.uneven_cost * sizes + tuning.merge_cost * counts
+    best = jnp.argmin(costs, axis=1).astype(jnp.int32) + 1
+    return jnp.maximum(pl.cdiv(tiles, best), 1)

@@ -1,0 +1,105 @@
+"""The sizes of one decode attention on Hopper, as its kernels need them, and which of them they do."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+
+from hex_llm.kernels.paged_attention.gpu_decode_plan import Tuning, max_chunks
+
+MMA_ROWS = 64  # rows of one wgmma
+SWIZZLE_ROWS = 8  # rows of one swizzled tile in shared memory
+Q_SLOTS = 2  # queries of this chunk and of the next
+SHARED_MEMORY = 226 * 1024  # bytes a CTA may use, less some for barriers
+MOST_SLOTS = 8  # more do not make it faster
+HEAD_DIMS = (64, 96, 128, 256)
+LARGEST_GROUP = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Everything static about one call."""
+
+    num_seqs: int
+    num_kv_heads: int
+    group: int  # query heads of a kv head
+    head_dim: int
+    page_size: int
+    q_rows: int  # rows that are copied for one group: a multiple of a swizzled tile's
+    padded: bool  # each group has q_rows of its own; otherwise several groups share them
+    tile: int
+    slots: int
+    workers: int  # warpgroups that multiply
+    out_columns: int  # of the staged output
+    dtype: Any  # of what is multiplied
+    pages_dtype: Any
+
+    @property
+    def rows(self) -> int:
+        return self.num_seqs * self.num_kv_heads
+
+    @property
+    def part(self) -> int:
+        """Tokens of one copy: a page, or as much of it as a tile holds."""
+        return min(self.page_size, self.tile)
+
+    @property
+    def widened(self) -> bool:
+        """Do pages hold 8-bit numbers, which are widened before they are multiplied?"""
+        return self.pages_dtype != self.dtype
+
+    @property
+    def max_chunks(self) -> int:
+        return max_chunks(self.rows)
+
+    def first_q_row(self, head: Array) -> Array | int:
+        """Where a head's group begins in its block of q_rows."""
+        return 0 if self.padded else lax.rem(head * self.group, self.q_rows)
+
+
+def supports(q_shape: tuple[int, ...], pages_shape: tuple[int, ...], q_dtype: Any, pages_dtype: Any) -> str | None:
+    """Why the kernels do not do these shapes, or None if they do."""
+    _, num_heads, head_dim = q_shape
+    _, _, num_kv_heads, page_size, _ = pages_shape
+    if head_dim not in HEAD_DIMS:
+        return f"head_dim is {head_dim}, not one of {', '.join(map(str, HEAD_DIMS))}"
+    if num_heads % num_kv_heads or num_heads // num_kv_heads > LARGEST_GROUP:
+        return f"{num_heads} query heads for {num_kv_heads} kv heads are not groups of at most {LARGEST_GROUP}"
+    if page_size % SWIZZLE_ROWS or (64 % page_size and page_size % 64):
+        return f"page size is {page_size}, not 8, 16, 32 or a multiple of 64"
+    if q_dtype != jnp.bfloat16 or pages_dtype not in (jnp.bfloat16, jnp.float8_e4m3fn):
+        return f"queries of {q_dtype} with pages of {pages_dtype} are not bfloat16 with bfloat16 or float8_e4m3fn"
+    return None
+
+
+def sizes_of(q: Array, pages: Array, tuning: Tuning) -> Sizes:
+    num_seqs, num_heads, head_dim = q.shape
+    _, _, num_kv_heads, page_size, _ = pages.shape
+    group = num_heads // num_kv_heads
+    q_rows = pl.cdiv(group, SWIZZLE_ROWS) * SWIZZLE_ROWS
+    out_columns = min(head_dim, 128)
+    # 8-bit pages are widened to float16, which takes one instruction for two numbers.
+    dtype = jnp.dtype(jnp.bfloat16 if pages.dtype == jnp.bfloat16 else jnp.float16)
+    # A second worker's place for its output would cost large heads half of their ring; 8-bit pages, a second wide tile.
+    workers = tuning.workers if pages.dtype == dtype and head_dim <= 128 else 1
+    fixed = MMA_ROWS * (Q_SLOTS * dtype.itemsize * head_dim + workers * 4 * out_columns)
+    if pages.dtype != dtype:
+        fixed += 2 * tuning.tile * head_dim * dtype.itemsize
+    slot = 2 * tuning.tile * head_dim * pages.dtype.itemsize
+    return Sizes(
+        num_seqs=num_seqs,
+        num_kv_heads=num_kv_heads,
+        group=group,
+        head_dim=head_dim,
+        page_size=page_size,
+        q_rows=q_rows,
+        padded=bool(q_rows % group or num_heads % q_rows),
+        tile=tuning.tile,
+        slots=min(tuning.slots or MOST_SLOTS, (SHARED_MEMORY - fixed) // slot),
+        workers=workers,
+        out_columns=out_columns,
+        dtype=dtype,
+        pages_dtype=pages.dtype,
+    )

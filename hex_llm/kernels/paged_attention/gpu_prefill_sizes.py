@@ -1,0 +1,144 @@
+"""The sizes of one prefill attention on Hopper, and the memory its warpgroups share."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from hex_llm.kernels.paged_attention.gpu_prefill_plan import ITEM, ROWS, geometry
+
+SHARED_MEMORY = 225 << 10  # bytes a block may use, less some for barriers
+OUT_BYTES = 32 << 10  # of the staged output
+MOST_STAGES = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Everything static about one call."""
+
+    blocks: int  # that run at once
+    chunks: int  # of a context, at most
+    group: int  # query heads of a kv head
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    cell: int  # tokens of a tile
+    kv_tile: int  # keys of a tile
+    part: int  # keys of one copy
+    q_slots: int
+    stages: int  # tiles of keys and values in shared memory
+    out_columns: int  # of the staged output
+    dtype: Any  # of what is multiplied
+    pages_dtype: Any
+    out_dtype: Any
+    scale: float
+    window: int | None
+    soft_cap: float | None
+
+    @property
+    def parts(self) -> int:
+        return self.kv_tile // self.part
+
+    @property
+    def parts_per_page(self) -> int:
+        return self.page_size // self.part
+
+    @property
+    def swizzled_columns(self) -> int:
+        """Of a tile in shared memory; of 128 bytes where head_dim and 16 bits allow it."""
+        return 64 if self.head_dim % 64 == 0 else 32
+
+    @property
+    def widened(self) -> bool:
+        """Do pages hold 8-bit numbers, which are widened before they are multiplied?"""
+        return self.pages_dtype != self.dtype
+
+
+class Refs(NamedTuple):
+    q: Any  # [T, N, H]
+    pages: Any  # [P * 2 * K * parts per page, part, H]
+    table: Any  # [S, B]
+    items: Any
+    num_items: Any
+    out: Any  # [T, N, H], or [C, T, N, H]
+    weights: Any  # [tiles * C, K, ROWS]: log2 of the sums of weights; None where nothing is split
+    q_smem: Any
+    k_smem: Any
+    v_smem: Any
+    out_smem: Any  # [warpgroup, row, column]
+    q_full: Any
+    q_empty: Any
+    k_full: Any
+    k_empty: Any
+    v_full: Any
+    v_empty: Any
+    landed: Any  # keys (0) and values (1) that the loading warpgroup itself waits for
+    turn: Any  # of each compute warpgroup to multiply
+    narrow_smem: Any = None  # [2, kv_tile, H]: 8-bit keys and values
+
+
+def sizes_of(q: Array, pages: Array, scale: float, window: int | None, soft_cap: float | None) -> Sizes:
+    num_tokens, num_heads, head_dim = q.shape
+    _, _, num_kv_heads, page_size, _ = pages.shape
+    cut = geometry(num_tokens, num_heads, num_kv_heads, head_dim)
+    # 8-bit pages are widened to float16, which takes one instruction for two numbers.
+    dtype = jnp.dtype(q.dtype if pages.dtype == q.dtype else jnp.float16)
+    out_dtype = jnp.dtype(jnp.float32 if cut.chunks > 1 else q.dtype)
+    columns = next(head_dim // n for n in (1, 2, 4) if ROWS * head_dim // n * out_dtype.itemsize <= OUT_BYTES)
+    slot, stage = ROWS * head_dim * 2, 2 * cut.kv_tile * head_dim * 2
+    free = SHARED_MEMORY - ROWS * columns * out_dtype.itemsize
+    if dtype != pages.dtype:
+        free -= 2 * cut.kv_tile * head_dim
+    q_slots = 2 if free >= 2 * slot + 2 * stage else 1
+    return Sizes(
+        blocks=cut.blocks,
+        chunks=cut.chunks,
+        group=num_heads // num_kv_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        cell=cut.tokens,
+        kv_tile=cut.kv_tile,
+        part=math.gcd(page_size, cut.kv_tile),
+        q_slots=q_slots,
+        stages=min((free - q_slots * slot) // stage, MOST_STAGES),
+        out_columns=columns,
+        dtype=dtype,
+        pages_dtype=jnp.dtype(pages.dtype),
+        out_dtype=out_dtype,
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+    )
+
+
+def swizzled(sizes: Sizes, dtype: Any) -> tuple:
+    """The layout in shared memory that TMA writes and wgmma reads."""
+    tiling = plgpu.TilingTransform((8, sizes.swizzled_columns))  # pyright: ignore[reportAbstractUsage]
+    swizzle = plgpu.SwizzleTransform(sizes.swizzled_columns * dtype.itemsize)  # pyright: ignore[reportAbstractUsage]
+    return tiling, swizzle
+
+
+def for_each_item(
+    refs: Refs, sizes: Sizes, blocks: int, function: Callable[[Array, dict[str, Array], Array, Array], Array]
+) -> None:
+    """Calls function(n, item, head, step) -> step for each of this block's items, the n-th of them."""
+    block = lax.axis_index("block")
+    work = refs.num_items[0] * sizes.num_kv_heads
+
+    def nth(n: Array) -> Array:
+        """Every other round goes backwards, so that long and short items pair up."""
+        return n * blocks + jnp.where(lax.rem(n, 2) == 0, block, blocks - 1 - block)
+
+    def one(n: Array, step: Array) -> Array:
+        row = lax.div(nth(n), sizes.num_kv_heads)
+        item = {name: refs.items[row, i] for i, name in enumerate(ITEM)}
+        return function(n, item, lax.rem(nth(n), sizes.num_kv_heads), step)
+
+    rounds = lax.div(work, blocks)
+    rounds += (nth(rounds) < work).astype(jnp.int32)
+    lax.fori_loop(0, rounds, one, jnp.int32(0))

@@ -1,0 +1,21 @@
+"""Rotating a step's queries and keys, and writing its keys and values to their pages."""
+
+import jax.numpy as jnp
+from jax import Array
+
+from hex_llm.kernels.batch import Batch
+from hex_llm.kernels.matmul.api import chained
+from hex_llm.kernels.rope_write import reference
+
+
+def rope_write(
+    parts: Array, tables: tuple[Array, Array], pages: Array, batch: Batch, dtype: jnp.dtype
+) -> tuple[Array, Array]:
+    """See `reference.rope_write` for what it computes."""
+    if chained(parts.shape[1]):
+        # Imported where it is used: Pallas takes a second, which a start on a CPU has better use for.
+        from hex_llm.kernels.rope_write import gpu
+
+        if gpu.supports(parts, pages):
+            return gpu.rope_write(parts, tables, pages, batch.write_page, batch.write_offset, dtype)
+    return reference.rope_write(parts, tables, pages, batch, dtype)

@@ -1,0 +1,74 @@
+"""The model's part of a step: from one upload to the logits of each sequence's last token."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from hex_llm.kernels.batch import Batch
+from hex_llm.models import decoder
+from hex_llm.models.arch import Arch
+from hex_llm.pytree import pytree
+from hex_llm.runner.layout import COLUMNS, Layout
+from hex_llm.runner.state import Slots
+
+
+@pytree
+class Computed:
+    """What the programs that follow in the step need of it."""
+
+    logits: Array  # [R, V] float32
+    rows: Array  # [R, C] int32: the field of the input
+    hidden: Array | None  # [T, D]: of every token, where there can be prompts
+
+
+def forward(
+    params: Any, kv: tuple[Array, ...], slots: Slots, blob: Array, *, arch: Arch, layout: Layout
+) -> tuple[tuple[Array, ...], Slots, Computed]:
+    fields = layout.cut(blob)
+    slots = Slots(last_token=slots.last_token, page_table=_update_page_table(slots.page_table, fields))
+    batch, last = _batch(fields, slots, layout)
+    hidden, kv = decoder.forward(params, arch, kv, batch)
+    last = jnp.pad(last, (0, layout.bucket.rows - layout.bucket.seqs))
+    logits = decoder.logits(params, arch, hidden[last])
+    return kv, slots, Computed(logits, fields["rows"], None if layout.bucket.decode else hidden)
+
+
+def _update_page_table(page_table: Array, fields: dict[str, Array]) -> Array:
+    if "fresh" in fields:
+        page_table = page_table.at[fields["fresh"][:, 0]].set(fields["fresh"][:, 1:])
+    slot, index, page = fields["gained"].T
+    return page_table.at[slot, index].set(page)
+
+
+def _batch(fields: dict[str, Array], slots: Slots, layout: Layout) -> tuple[Batch, Array]:
+    """The batch, and for each sequence the place of its last token."""
+    bucket, page_size = layout.bucket, layout.shapes.page_size
+    tokens = fields["tokens"]
+    tokens = jnp.where(tokens < 0, slots.last_token[-1 - jnp.minimum(tokens, -1)], tokens)
+    place = jnp.arange(bucket.tokens, dtype=jnp.int32)
+    slot, kv_len = (fields["rows"][: bucket.seqs, COLUMNS.index(name)] for name in ("slot", "kv_len"))
+    table = slots.page_table[slot]
+    if bucket.decode:
+        cu_q, owner, last = None, place, place
+        positions, real = jnp.maximum(kv_len - 1, 0), kv_len > 0
+    else:
+        cu_q = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(fields["length"], dtype=jnp.int32)])
+        # Compared with all of them at once: a search would be a loop of small kernels.
+        owner = jnp.searchsorted(cu_q[1:], place, side="right", method="compare_all").astype(jnp.int32)
+        owner = jnp.minimum(owner, bucket.seqs - 1)
+        last = jnp.maximum(cu_q[1:] - 1, 0)
+        real = place < cu_q[-1]
+        positions = jnp.where(real, kv_len[owner] - cu_q[owner + 1] + place, 0)
+    batch = Batch(
+        tokens=tokens,
+        positions=positions,
+        write_page=jnp.where(real, table[owner, positions // page_size], 0),
+        write_offset=positions % page_size,
+        cu_q=cu_q,
+        kv_len=kv_len,
+        page_table=table,
+        num_decode=fields["counts"][0] if bucket.decode or layout.shapes.mixed else None,
+        num_seqs=fields["counts"][1],
+    )
+    return batch, last

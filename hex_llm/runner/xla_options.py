@@ -1,0 +1,27 @@
+"""What we tell XLA beside the programs. docs/performance.md has the measurements behind it."""
+
+import os
+
+import jax
+
+from hex_llm.runner.programs import Forward, Program
+
+# Of a GPU's memory. JAX's own choice is 0.75; the rest is for CUDA itself, its libraries and its graphs.
+GPU_MEMORY = "0.93"
+
+
+def prepare_environment() -> None:
+    """To be called before JAX looks for devices. What the user has set stays."""
+    if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # its former name, and JAX refuses to be given both
+        os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", GPU_MEMORY)
+
+
+def compiler_options(program: Program) -> dict[str, bool | int | str] | None:
+    if jax.default_backend() != "gpu":
+        return None
+    # A profile shall show what runs without one.
+    options: dict[str, bool | int | str] = {"xla_enable_command_buffers_during_profiling": True}
+    if isinstance(program, Forward):
+        # With a few rows Triton's matmuls are the faster ones, with more of them cuBLAS's.
+        options["xla_gpu_enable_triton_gemm"] = program.bucket.tokens < 16
+    return options

@@ -1,0 +1,196 @@
+"""Decode attention for Hopper, without one: its plan, and its kernels in a simulator that looks for races."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from hex_llm.kernels.paged_attention import gpu_decode
+from hex_llm.kernels.paged_attention.gpu_decode import Tuning, decode, plan_decode, supports
+from hex_llm.kernels.paged_attention.gpu_decode_plan import max_chunks
+
+MANY_CHUNKS = Tuning(chunk_cost=0, uneven_cost=64, merge_cost=0)
+
+
+def dealt(plan, *, kv_heads, tile=64):
+    """What each CTA gets: lists of (row, chunk, tiles), read from the plan as the kernel reads it."""
+    sequences, shares = np.asarray(plan.sequences), np.asarray(plan.shares)
+    result = []
+    for (first_row, first_chunk), (last_row, end_chunk) in itertools.pairwise(shares):
+        share = []
+        for row in range(first_row, last_row + 1):
+            length, first_tile, size, chunks = sequences[row // kv_heads]
+            begin = first_chunk if row == first_row else 0
+            end = end_chunk if row == last_row else chunks
+            tiles = -(-length // tile) - first_tile
+            share += [(row, chunk, min(size, tiles - chunk * size)) for chunk in range(begin, end)]
+        result.append(share)
+    return result
+
+
+@pytest.mark.parametrize("kv_heads", [1, 8])
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize(
+    "lengths",
+    [[1], [1500] * 8, [0, 0, 3], [5, 0, 0], [0, 0], [4000, 1, 0, 64, 65], [40000] + [9] * 63, list(range(0, 1280, 10))],
+)
+def test_every_chunk_of_every_row_is_dealt_once_and_in_order(lengths, window, kv_heads):
+    plan = plan_decode(jnp.asarray(lengths, jnp.int32), num_kv_heads=kv_heads, window=window, num_cores=132)
+    got = [item for share in dealt(plan, kv_heads=kv_heads) for item in share]
+    want = []
+    for row in range(len(lengths) * kv_heads):
+        length, _, size, chunks = np.asarray(plan.sequences)[row // kv_heads]
+        first = max(0, length - window) // 64 if window else 0
+        tiles = -(-length // 64) - first
+        assert -(-tiles // size) == chunks <= max_chunks(len(lengths) * kv_heads)
+        want += [(row, chunk, min(size, tiles - chunk * size)) for chunk in range(chunks)]
+    assert got == want
+
+
+@pytest.mark.parametrize("lengths", [[1500] * 64, [1500] * 8, [30000] * 3, list(range(1, 4000, 62))])
+def test_shares_differ_by_less_than_two_chunks(lengths):
+    plan = plan_decode(jnp.asarray(lengths, jnp.int32), num_kv_heads=8, num_cores=132)
+    loads = [sum(tiles for *_, tiles in share) for share in dealt(plan, kv_heads=8)]
+    assert max(loads) - min(loads) < 2 * int(np.asarray(plan.sequences)[:, 2].max())
+
+
+def test_how_a_row_is_cut_depends_on_its_length_and_the_shapes_only():
+    rng = np.random.default_rng(0)
+    cuts = {}
+    for _ in range(5):
+        lengths = rng.choice([0, 1, 64, 700, 3000, 20000], 32)
+        plan = plan_decode(jnp.asarray(lengths, jnp.int32), num_kv_heads=4, num_cores=132)
+        for length, *cut in np.asarray(plan.sequences).tolist():
+            assert cuts.setdefault(length, cut) == cut
+    assert len(cuts) == 6
+
+
+def test_no_share_trails_through_the_empty_rows_of_a_padded_batch():
+    plan = plan_decode(jnp.asarray([100] * 4 + [0] * 60, jnp.int32), num_kv_heads=8, num_cores=132)
+    assert np.asarray(plan.shares)[:, 0].max() < 4 * 8
+
+
+def test_few_rows_are_cut_so_that_all_cores_work():
+    plan = plan_decode(jnp.asarray([32768], jnp.int32), num_kv_heads=8, num_cores=132)
+    assert sum(bool(share) for share in dealt(plan, kv_heads=8)) > 120
+
+
+def random_pages(rng, lengths, *, kv_heads, head_dim, page_size, dtype, spare=2):
+    """Pages and their table; what no sequence has written is NaN."""
+    counts = -(-np.asarray(lengths) // page_size)
+    table = np.zeros((len(lengths), max(counts) + spare), np.int32)
+    table[np.arange(table.shape[1]) < counts[:, None]] = rng.permutation(np.arange(1, counts.sum() + 1))
+    pages = np.full((counts.sum() + 1, 2, kv_heads, page_size, head_dim), np.nan, np.float32)
+    for row, length in zip(table, lengths, strict=True):
+        for position in range(length):
+            page = row[position // page_size]
+            pages[page, :, :, position % page_size] = rng.standard_normal((2, kv_heads, head_dim))
+    return pages.astype(dtype), table
+
+
+def expected(q, pages, table, lengths, *, scale, window=None, soft_cap=None):
+    num_heads, head_dim = q.shape[1:]
+    kv_heads, page_size = pages.shape[2:4]
+    out = np.zeros(q.shape, np.float32)
+    for s, length in enumerate(lengths):
+        begin = max(0, length - window) if window else 0
+        context = np.moveaxis(pages[table[s, : -(-length // page_size)]], 0, 2).astype(np.float32)
+        keys, values = context.reshape(2, kv_heads, -1, head_dim)[:, :, begin:length]
+        scores = q[s].astype(np.float32).reshape(kv_heads, -1, head_dim) @ keys.swapaxes(1, 2) * scale
+        if soft_cap:
+            scores = soft_cap * np.tanh(scores / soft_cap)
+        if length:
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            out[s] = (weights / weights.sum(axis=-1, keepdims=True) @ values).reshape(num_heads, head_dim)
+    return out
+
+
+def run(q, pages, table, lengths, *, tuning=gpu_decode.DEFAULT, cores=3, window=None, **options):
+    plan = plan_decode(
+        jnp.asarray(lengths, jnp.int32), num_kv_heads=pages.shape[2], window=window, num_cores=cores, tuning=tuning
+    )
+    arrays = (jnp.asarray(x) for x in (q, pages, table))
+    out = decode(*arrays, plan, scale=0.1, window=window, tuning=tuning, **options)
+    return np.asarray(out, np.float32)
+
+
+BF16, FP8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
+
+
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize(
+    ("lengths", "heads", "kv_heads", "head_dim", "page_size", "dtype", "options"),
+    [
+        ([70, 0, 513], 8, 2, 128, 32, BF16, {"tuning": MANY_CHUNKS}),
+        ([1, 200], 6, 2, 64, 8, BF16, {"window": 75, "soft_cap": 3.0}),
+        ([300], 7, 1, 96, 128, BF16, {"tuning": Tuning(slots=2)}),
+        ([64, 130], 16, 1, 256, 64, BF16, {}),
+        ([90, 65], 4, 1, 128, 16, FP8, {"tuning": MANY_CHUNKS}),
+    ],
+    ids=["chunks", "window-cap-odd-group", "large-page", "head-256", "fp8"],
+)
+def test_the_kernel_gives_the_reference_s_result(
+    lengths, heads, kv_heads, head_dim, page_size, dtype, options
+):  # fmt: skip
+    rng = np.random.default_rng(1)
+    pages, table = random_pages(
+        rng, lengths, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, dtype=dtype
+    )  # fmt: skip
+    q = rng.standard_normal((len(lengths), heads, head_dim), np.float32).astype(BF16)
+    got = run(q, pages, table, lengths, **options)
+    meaning = {key: value for key, value in options.items() if key != "tuning"}
+    np.testing.assert_allclose(got, expected(q, pages, table, lengths, scale=0.1, **meaning), atol=1.5e-2, rtol=0)
+
+
+@pytest.mark.usefixtures("simulator")
+def test_a_row_has_the_same_bits_alone_and_among_others():
+    rng = np.random.default_rng(2)
+    lengths = [100, 333, 64]
+    pages, table = random_pages(rng, lengths, kv_heads=2, head_dim=64, page_size=32, dtype=BF16)
+    q = rng.standard_normal((3, 4, 64), np.float32).astype(BF16)
+    together = run(q, pages, table, lengths, tuning=MANY_CHUNKS)
+    alone = run(q, pages, table, [0, 333, 0], tuning=MANY_CHUNKS)
+    np.testing.assert_array_equal(alone[1], together[1])
+    assert not alone[0].any()
+    assert not alone[2].any()
+
+
+@pytest.mark.usefixtures("simulator")
+def test_rows_of_zeros_follow_where_they_are_wanted():
+    rng = np.random.default_rng(3)
+    pages, table = random_pages(rng, [100], kv_heads=2, head_dim=128, page_size=32, dtype=BF16)
+    q = rng.standard_normal((1, 4, 128), np.float32).astype(BF16)
+    got = run(q, pages, table, [100], out_rows=8)
+    assert got.shape == (8, 4, 128)
+    np.testing.assert_array_equal(got[:1], run(q, pages, table, [100]))
+    assert not got[1:].any()
+
+
+@pytest.mark.parametrize(
+    ("q_shape", "pages_shape", "pages_dtype", "reason"),
+    [
+        ((4, 32, 80), (9, 2, 8, 32, 80), jnp.bfloat16, "head_dim is 80, not one of 64, 96, 128, 256"),
+        ((4, 32, 128), (9, 2, 1, 32, 128), jnp.bfloat16, "32 query heads for 1 kv heads"),
+        ((4, 32, 128), (9, 2, 8, 48, 128), jnp.bfloat16, "page size is 48, not 8, 16, 32 or a multiple of 64"),
+        ((4, 32, 128), (9, 2, 8, 32, 128), jnp.float32, "pages of float32"),
+    ],
+)
+def test_shapes_it_does_not_do_are_refused_with_the_reason(q_shape, pages_shape, pages_dtype, reason):
+    q = jax.ShapeDtypeStruct(q_shape, jnp.bfloat16)
+    pages = jax.ShapeDtypeStruct(pages_shape, pages_dtype)
+    table = jax.ShapeDtypeStruct((4, 5), jnp.int32)
+    plan = jax.eval_shape(lambda x: plan_decode(x, num_kv_heads=8), jax.ShapeDtypeStruct((4,), jnp.int32))
+    assert reason in (supports(q.shape, pages.shape, q.dtype, pages.dtype) or "")
+    with pytest.raises(ValueError, match=reason):
+        jax.eval_shape(lambda *args: decode(*args, scale=0.1), q, pages, table, plan)
+
+
+def test_shapes_it_does_are_supported():
+    for head_dim in (64, 96, 128, 256):
+        for page_size in (8, 16, 32, 64, 128, 192, 256, 512):
+            for group in (1, 3, 4, 7, 16):
+                shapes = (1, 2 * group, head_dim), (3, 2, 2, page_size, head_dim)
+                assert supports(*shapes, jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16)) is None

@@ -1,0 +1,277 @@
+"""Prefill attention for Hopper, without one: its plan, and its kernel in a simulator that looks for races."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax._src import effects
+from jax._src.pallas.mosaic_gpu import core, primitives
+from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks, shared_memory
+from jax._src.state.primitives import ref_swap
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from hex_llm.kernels.paged_attention import gpu_prefill_plan
+from hex_llm.kernels.paged_attention.gpu_prefill import prefill
+from hex_llm.kernels.paged_attention.gpu_prefill_plan import ITEM, geometry, plan_prefill
+
+BF16, FP8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
+REGISTERS = 3  # the simulator's number for accumulators: one warpgroup has them alone
+
+
+def items_of(new, old, *, first=0, heads=(8, 2), head_dim=128, num_tokens=None, window=None):
+    """The plan's items as dicts, and the plan."""
+    cu_q = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
+    kv_len = np.where(np.asarray(new) > 0, np.add(new, old), 0).astype(np.int32)
+    static = ("num_tokens", "num_heads", "num_kv_heads", "head_dim", "window")
+    plan = jax.jit(plan_prefill, static_argnames=static)(
+        jnp.asarray(cu_q),
+        jnp.asarray(kv_len),
+        first,
+        len(new),
+        num_tokens=num_tokens or int(cu_q[-1]),
+        num_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_dim=head_dim,
+        window=window,
+    )
+    rows = np.asarray(plan.items)[: int(plan.num_items[0])].tolist()
+    return [dict(zip(ITEM, row, strict=True)) for row in rows], plan
+
+
+BATCHES = [
+    ([300], [0]),
+    ([64, 0, 0], [5000, 0, 0]),
+    ([1, 1, 5, 33, 70, 0], [70, 7, 300, 0, 1290, 0]),
+    ([128, 40], [0, 126]),
+    ([32, 40], [297, 326]),
+]
+
+
+@pytest.mark.parametrize("window", [None, 200])
+@pytest.mark.parametrize("heads", [(8, 2), (16, 1), (3, 1)])
+@pytest.mark.parametrize(("new", "old"), BATCHES)
+def test_every_token_meets_every_key_it_sees_in_exactly_one_item(new, old, heads, window):
+    items, _ = items_of(new, old, heads=heads, window=window, num_tokens=sum(new) + 5)
+    cut = geometry(sum(new) + 5, heads[0], heads[1], 128)
+    starts = np.cumsum([0, *new])
+    met = [np.zeros((n, n + o), int) for n, o in zip(new, old, strict=True)]
+    for item in items:
+        s = item["sequence"]
+        assert item["low"] <= item["edge"] <= item["diagonal"] <= item["high"]
+        assert item["low"] < item["high"]
+        assert item["first_token"] % 8 == 0
+        assert 0 <= item["begin"] < item["end"] <= cut.tokens
+        for row in range(item["begin"], item["end"]):
+            token = item["first_token"] + row - starts[s]
+            position = item["position"] + row
+            assert position == old[s] + token
+            oldest = max(0, position - window + 1) if window else 0
+            keys = np.arange(item["low"] * cut.kv_tile, item["high"] * cut.kv_tile)
+            met[s][token, keys[(keys >= oldest) & (keys <= position)]] += 1
+            whole = slice(item["edge"] * cut.kv_tile, item["diagonal"] * cut.kv_tile)
+            assert all(oldest <= key <= position for key in range(whole.start, whole.stop))
+    for s, (n, o) in enumerate(zip(new, old, strict=True)):
+        distance = o + np.arange(n)[:, None] - np.arange(n + o)
+        seen = (distance >= 0) & (distance < (window or n + o))
+        np.testing.assert_array_equal(met[s], seen)
+
+
+def test_sequences_before_the_first_and_those_without_tokens_have_no_items():
+    items, plan = items_of([1, 1, 40, 0, 9], [50, 60, 0, 0, 3], first=2, num_tokens=64)
+    assert {item["sequence"] for item in items} == {2, 4}
+    chunks = np.asarray(plan.token_chunks)
+    assert not chunks[:2].any()
+    assert chunks[2:51].all()
+    assert not chunks[51:].any()
+
+
+def test_items_come_longest_first():
+    items, _ = items_of([300, 40, 64], [0, 3000, 100], num_tokens=512)
+    work = [item["high"] - item["low"] for item in items]
+    assert work == sorted(work, reverse=True)
+    assert len(set(work)) > 1
+
+
+def test_parts_of_a_token_s_result_are_told_apart():
+    items, plan = items_of([30, 40], [3000, 900], num_tokens=72)
+    cut = geometry(72, 8, 2, 128)
+    parts = [item["part"] for item in items]
+    assert len(set(parts)) == len(parts)
+    for item in items:
+        tokens = slice(item["first_token"] + item["begin"], item["first_token"] + item["end"])
+        assert set(np.asarray(plan.token_tile)[tokens].tolist()) == {item["part"] // cut.chunks}
+        assert min(np.asarray(plan.token_chunks)[tokens].tolist()) > item["chunk"]
+
+
+def test_few_tokens_after_a_long_context_are_split_so_that_all_cores_work():
+    items, _ = items_of([64, 0], [32768, 0], heads=(32, 8))
+    assert 120 <= 8 * len(items) <= 132
+
+
+def test_many_tokens_are_not_split():
+    assert geometry(512, 32, 8, 128).chunks == 1
+
+
+def test_where_a_context_is_cut_depends_on_its_sequence_and_the_shapes_only():
+    def cuts(new, old):
+        items, _ = items_of(new, old, num_tokens=256, heads=(4, 1))
+        return {item["low"] for item in items if item["kv_len"] == 77 + 3000}
+
+    alone = cuts([77, 0, 0], [3000, 0, 0])
+    assert len(alone) > 2
+    assert alone == cuts([13, 77, 100], [500, 3000, 0])
+
+
+def multiply(
+    *, token, mesh_location, thread, acc_allocation_key_as_array, acc_transforms, a_allocation_key_as_array,
+    a_transforms, b_allocation_key_as_array, b_transforms, source_info=None,
+):  # fmt: skip
+    """The simulator's wgmma, but one that takes the left side also from registers."""
+    memory = gpu_callbacks._get_shared_memory()
+    info = shared_memory.GPULoggingInfo(mesh_location, thread, source_info)
+    key_type = shared_memory.HostAllocationKey
+
+    def place(key, transforms):
+        key = key_type.from_array(key)
+        return key, memory.access(key, jax.tree.map(int, gpu_callbacks._remove_noop_transforms(transforms)))
+
+    def content(key, transforms):
+        return np.asarray(memory.get_buffer_content(*place(key, transforms), thread, logging_info=info)[0], np.float32)
+
+    left = a_allocation_key_as_array
+    in_memory = left.shape == key_type.shape_and_dtype().shape
+    a = content(left, a_transforms) if in_memory else np.asarray(left, np.float32)
+    b = content(b_allocation_key_as_array, b_transforms)
+    total = content(acc_allocation_key_as_array, acc_transforms)
+    with np.errstate(invalid="ignore", over="ignore"):
+        total = total + a @ b
+    memory.store_buffer_content(
+        *place(acc_allocation_key_as_array, acc_transforms), total, thread, logging_info=info
+    )  # fmt: skip
+    return token
+
+
+def deallocate(barrier):
+    """The simulator wants every phase of a barrier to be waited for; the last ones concern nobody."""
+    barrier.ref_count -= 1
+
+
+@pytest.fixture
+def simulator(monkeypatch, capfd):
+    """Runs kernels in Pallas' GPU simulator with 4 SMs; fails if that saw a race."""
+    for allowed in (effects.lowerable_effects, effects.control_flow_allowed_effects):
+        allowed.add_type(type(core._wgmma_pipeline_effect))
+    everything = (slice(None), slice(None))
+    monkeypatch.setattr(
+        primitives, "wgmma_accumulator_store", lambda accumulator, value: ref_swap(accumulator, everything, value)
+    )
+    monkeypatch.setattr(gpu_callbacks, "wgmma", gpu_callbacks.fail_on_exception(multiply))
+    monkeypatch.setattr(shared_memory.Barrier, "deallocate", deallocate)
+    monkeypatch.setattr(gpu_prefill_plan, "DEFAULT_SMS", 4)
+    jax.clear_caches()
+    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
+        yield
+    jax.clear_caches()
+    raced = re.findall(r"(?:read|write) of HostAllocationKey\(memory_space_id=(\d+)", capfd.readouterr().out)
+    assert set(raced) <= {str(REGISTERS)}
+
+
+def random_pages(rng, lengths, *, kv_heads, head_dim, page_size, dtype):
+    """Pages and their table; what no sequence has written is NaN."""
+    counts = -(-np.asarray(lengths) // page_size)
+    table = np.zeros((len(lengths), max(counts) + 1), np.int32)
+    table[np.arange(table.shape[1]) < counts[:, None]] = rng.permutation(np.arange(1, counts.sum() + 1))
+    pages = np.full((counts.sum() + 1, 2, kv_heads, page_size, head_dim), np.nan, np.float32)
+    for row, length in zip(table, lengths, strict=True):
+        for position in range(length):
+            page = row[position // page_size]
+            pages[page, :, :, position % page_size] = rng.standard_normal((2, kv_heads, head_dim))
+    return pages.astype(dtype), table
+
+
+def expected(q, pages, table, new, old, *, first=0, window=None, soft_cap=None):
+    num_heads, head_dim = q.shape[1:]
+    kv_heads, page_size = pages.shape[2:4]
+    out, start = np.zeros(q.shape, np.float32), 0
+    for s, (n, o) in enumerate(zip(new, old, strict=True)):
+        length, rows = n + o, slice(start, start + n)
+        start += n
+        if not n or s < first:
+            continue
+        context = np.moveaxis(pages[table[s, : -(-length // page_size)]], 0, 2).astype(np.float32)
+        keys, values = context.reshape(2, kv_heads, -1, head_dim)[:, :, :length].repeat(num_heads // kv_heads, axis=1)
+        scores = q[rows].astype(np.float32).swapaxes(0, 1) @ keys.swapaxes(1, 2) * 0.1
+        if soft_cap:
+            scores = soft_cap * np.tanh(scores / soft_cap)
+        distance = o + np.arange(n)[:, None] - np.arange(length)
+        scores = np.where((distance >= 0) & (distance < (window or length)), scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        out[rows] = (weights / weights.sum(axis=-1, keepdims=True) @ values).swapaxes(0, 1)
+    return out
+
+
+def run(q, pages, table, new, old, *, first=0, window=None, soft_cap=None):
+    cu_q = jnp.asarray(np.concatenate([[0], np.cumsum(new)]), jnp.int32)
+    kv_len = jnp.asarray(np.where(np.asarray(new) > 0, np.add(new, old), 0), jnp.int32)
+    plan = plan_prefill(
+        cu_q,
+        kv_len,
+        first,
+        len(new),
+        num_tokens=q.shape[0],
+        num_heads=q.shape[1],
+        num_kv_heads=pages.shape[2],
+        head_dim=q.shape[2],
+        window=window,
+    )
+    arrays: Any = (jnp.asarray(x) for x in (q, pages, table))
+    return np.asarray(prefill(*arrays, plan, scale=0.1, window=window, soft_cap=soft_cap), np.float32)
+
+
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize(
+    ("new", "old", "heads", "head_dim", "page_size", "dtype", "options"),
+    [
+        ([1, 40, 9], [7, 100, 0], (4, 1), 128, 32, BF16, {"first": 1}),
+        ([20, 13], [900, 200], (5, 1), 64, 8, BF16, {}),
+        ([30, 9], [150, 3], (6, 2), 96, 64, BF16, {"window": 70, "soft_cap": 3.0}),
+        ([150], [10], (1, 1), 64, 320, BF16, {}),
+        ([20, 5], [70, 1], (16, 1), 256, 16, BF16, {}),
+        ([40, 9], [140, 0], (4, 1), 128, 16, FP8, {}),
+    ],
+    ids=["decode-first", "split", "window-cap", "large-page", "head-256", "fp8"],
+)
+def test_the_kernel_gives_the_reference_s_result(new, old, heads, head_dim, page_size, dtype, options):
+    rng = np.random.default_rng(1)
+    pages, table = random_pages(
+        rng, np.add(new, old), kv_heads=heads[1], head_dim=head_dim, page_size=page_size, dtype=dtype
+    )  # fmt: skip
+    q = rng.standard_normal((-(-sum(new) // 8) * 8, heads[0], head_dim), np.float32).astype(BF16)
+    got = run(q, pages, table, new, old, **options)
+    rows = slice(sum(new[: options.get("first", 0)]), sum(new))
+    np.testing.assert_allclose(
+        got[rows], expected(q, pages, table, new, old, **options)[rows], atol=2**-7, rtol=2**-8
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("simulator")
+def test_a_sequence_has_the_same_bits_alone_and_in_company_elsewhere_in_the_batch():
+    rng = np.random.default_rng(2)
+    new, old = [13, 40, 3], [30, 500, 64]
+    pages, table = random_pages(rng, np.add(new, old), kv_heads=1, head_dim=64, page_size=32, dtype=BF16)
+    q = rng.standard_normal((64, 4, 64), np.float32).astype(BF16)
+    together = run(q, pages, table, new, old)
+    alone = run(np.roll(q, -13, axis=0), pages, table[[1, 0, 2]], [40, 0, 0], [500, 0, 0])
+    np.testing.assert_array_equal(alone[:40], together[13:53])
+
+
+def test_shapes_it_does_not_do_are_refused_with_the_reason():
+    shapes = [((8, 8, 80), jnp.bfloat16), ((9, 2, 2, 32, 80), jnp.bfloat16), ((4, 5), jnp.int32)]
+    q, pages, table = (jax.ShapeDtypeStruct(*shape) for shape in shapes)
+    _, plan = items_of([8], [0])
+    with pytest.raises(ValueError, match="head_dim is 80"):
+        jax.eval_shape(lambda *args: prefill(*args, plan, scale=0.1), q, pages, table)

@@ -1,0 +1,158 @@
+"""The GPU's product of a decode batch with a weight against the reference, in Pallas's interpreter on the CPU.
+
+The interpreter runs the blocks and warpgroups as threads with their barriers and copies, and reports races; how the
+kernels compile and how fast they are is for the device to say.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src import effects  # the interpreter forgets to allow what the kernels may do
+from jax._src.pallas.mosaic_gpu import core
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from hex_llm.kernels.matmul import add_norm_gpu, api, gpu, reference
+from hex_llm.kernels.matmul.gpu import Plan
+
+SHAPES = {
+    "qkv": (6144, 4096),
+    "o": (4096, 4096),
+    "gate_up": (28672, 4096),
+    "down": (4096, 14336),
+    "head": (128256, 4096),
+}
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch):
+    """Four blocks at a time, so that each has several pieces of work."""
+    for name in ("griddepcontrol_wait", "griddepcontrol_launch_dependents"):
+        monkeypatch.setattr(plgpu, name, lambda: None)
+    effects.lowerable_effects.add_type(core._WGMMAPipelineEffect)
+    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
+        yield
+
+
+def inputs(tokens: int, out: int, size: int) -> tuple[jax.Array, jax.Array]:
+    x, weight = jax.random.split(jax.random.key(tokens + out + size))
+    return jax.random.normal(x, (tokens, size), jnp.bfloat16), jax.random.normal(weight, (out, size), jnp.bfloat16) / 16
+
+
+def assert_close(got: jax.Array, want: jax.Array) -> None:
+    """Equal but for the last bit: the order of the sum differs."""
+    assert got.dtype == want.dtype
+    np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), rtol=2**-7, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "out", "size", "plan"),
+    [
+        (8, 128, 256, Plan(rows=64, depth=64, slots=2)),
+        (1, 384, 256, Plan(rows=64, depth=64, slots=3)),  # six tiles on four blocks
+        (3, 640, 320, Plan(rows=64, depth=64, slots=4)),  # the ring is not a whole number of pieces
+        (24, 256, 256, Plan(rows=128, depth=128, slots=2)),
+        (16, 128, 512, Plan(rows=64, depth=64, splits=2, slots=2)),
+        (40, 256, 512, Plan(rows=128, depth=64, splits=4, slots=2)),  # goes out in two parts
+        (8, 128, 256, Plan(rows=64, depth=64, slots=2, early=False)),
+        (16, 512, 512, Plan(rows=64, depth=64, splits=2, slots=3, cluster=2)),
+        (128, 256, 128, Plan(rows=256, depth=64, slots=2)),
+    ],
+)
+def test_the_product_is_the_reference_s(tokens, out, size, plan):
+    x, weight = inputs(tokens, out, size)
+    plan = dataclasses.replace(plan, blocks=4)
+    assert_close(gpu.matmul(x, weight, plan=plan), reference.matmul(x, weight))
+
+
+@pytest.mark.parametrize(("tokens", "out", "size"), [(8, 256, 256), (40, 512, 128)])
+def test_the_gated_product_is_the_reference_s(tokens, out, size):
+    x, weight = inputs(tokens, out, size)
+    plan = Plan(rows=128, depth=64, slots=2, blocks=4)
+    assert_close(gpu.gated_matmul(x, weight, plan=plan), reference.gated_matmul(x, weight))
+
+
+def test_logits_are_left_in_float32():
+    x, weight = inputs(8, 128, 128)
+    got = gpu.matmul(x, weight, dtype=jnp.dtype(jnp.float32), plan=Plan(rows=64, depth=64, slots=2, blocks=4))
+    want = reference.matmul(x, weight, dtype=jnp.dtype(jnp.float32))
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_token_s_result_does_not_depend_on_the_others():
+    x, weight = inputs(16, 128, 256)
+    plan = Plan(rows=64, depth=64, splits=2, slots=2, blocks=4)
+    alone = gpu.matmul(jnp.zeros_like(x).at[5].set(x[5]), weight, plan=plan)
+    assert (gpu.matmul(x, weight, plan=plan)[5] == alone[5]).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_parts_of_a_product_are_added_to_the_stream_and_normalised(dtype):
+    x, weight = inputs(3, 1, 1024)
+    pieces = jax.random.normal(jax.random.key(9), (2, 3, 1024), dtype)
+    got = add_norm_gpu.add_norm(x, pieces, weight[0], eps=1e-5)
+    for mine, theirs in zip(got, reference.add_norm(x, pieces, weight[0], 1e-5), strict=True):
+        assert_close(mine[:3], theirs)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("tokens", [1, 8, 16, 32, 64, 128])
+def test_a_plan_covers_its_shape_and_fits_a_block(name, tokens):
+    out, size = SHAPES[name]
+    for gated in (False, True):
+        plan = gpu.plan_for(tokens, out, size, gated=gated)
+        assert out % (plan.rows * plan.cluster) == 0
+        assert size % (plan.depth * plan.splits) == 0
+        assert gpu.ring_slots(tokens, plan) >= 4
+
+
+@pytest.mark.parametrize(("out", "size"), [(64, 64), (128, 192), (1024, 2048), (320, 8192), (152064, 3584)])
+def test_there_is_a_plan_for_every_shape_that_is_supported(out, size):
+    for tokens in range(1, gpu.MAX_TOKENS + 1):
+        plan = gpu.plan_for(tokens, out, size)
+        assert out % plan.rows == 0
+        assert size % (plan.depth * plan.splits) == 0
+        assert gpu.ring_slots(tokens, plan) >= 4
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_only_small_batches_of_shapes_and_types_that_the_kernel_does_are_taken():
+    for tokens, out, size, dtype in [
+        (api.MAX_TOKENS + 1, 64, 64, jnp.bfloat16),
+        (8, 96, 64, jnp.bfloat16),
+        (8, 64, 96, jnp.bfloat16),
+        (8, 64, 64, jnp.float32),
+    ]:
+        assert not api.takes(*(a.astype(dtype) for a in inputs(tokens, out, size)))
+    assert api.takes(*inputs(api.MAX_TOKENS, 192, 64))
+    assert not api.takes(*inputs(8, 192, 64), gated=True)
+
+
+def test_nothing_is_taken_on_other_machines():
+    assert not api.takes(*inputs(8, 64, 64))
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_chain_of_a_few_tokens_has_rows_in_eights():
+    x, weight = inputs(3, 128, 512)
+    scale = jnp.linspace(0.5, 2, 512, dtype=jnp.bfloat16)
+    for got, want in (
+        (reference.total(api.parts(x, weight)).astype(x.dtype), reference.matmul(x, weight)),
+        (api.gated_matmul(x, weight), reference.gated_matmul(x, weight)),
+    ):
+        assert got.shape == (8, want.shape[1])
+        assert_close(got[:3], want)
+    pieces = jax.random.normal(jax.random.key(9), (2, 8, 512), jnp.float32)
+    (y, normed), want = api.add_norm(x, pieces, scale, 1e-5), reference.add_norm(x, pieces, scale, 1e-5)
+    assert (y.shape, normed.shape) == ((3, 512), (8, 512))
+    assert_close(y, want[0])
+    assert_close(normed[:3], want[1])
+    assert not normed[3:].any()

@@ -1,0 +1,25 @@
+import pytest
+
+from hex_llm import build
+from hex_llm.engine.request import SamplingParams
+from hex_llm.runner.buckets import SEPARATE
+from tests.checkpoints import write_llama
+from tests.runner.engines import make_engine, run, tokens
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_llama(tmp_path_factory.mktemp("model"))
+
+
+def test_programs_that_were_run_on_padding_leave_no_trace(folder, monkeypatch):
+    monkeypatch.setattr(build, "TOGETHER", SEPARATE)
+    asked = [([5, 6, 7], SamplingParams(temperature=0, max_tokens=6)), ([8] * 20, SamplingParams(seed=3, max_tokens=6))]
+    engine = make_engine(folder, enable_chunked_prefill=True)
+    before = [tokens(outputs) for outputs in run(engine, *asked)]
+    runner = engine._runner
+    runner.rehearse(runner._packer._buckets)
+    assert [tokens(outputs) for outputs in run(engine, *asked)] == before
+    fresh = make_engine(folder, enable_chunked_prefill=True)
+    fresh._runner.rehearse(fresh._runner._packer._buckets)
+    assert [tokens(outputs) for outputs in run(fresh, *asked)] == before
