@@ -43,9 +43,7 @@ def step_ms(model: str, batch: int) -> float:
     for _ in range(105):
         started = time.perf_counter()
         runner._kv, runner._slots, computed = forward(runner._params, runner._kv, runner._slots, blob)
-        runner._slots, runner._history, chosen = choose(
-            runner._slots, runner._history, computed.logits, computed.rows
-        )
+        runner._slots, runner._history, chosen = choose(runner._slots, runner._history, computed.logits, computed.rows)
         chosen.tokens.block_until_ready()
         seconds.append(time.perf_counter() - started)
     return min(seconds[5:]) * 1e3

@@ -1,10 +1,14 @@
 """Part `kernel`: attention of decode steps by itself, against the rate of a copy, and against reference.py."""
 
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,7 +17,7 @@ import numpy as np
 from jax import Array
 
 from benchmarks.h200_clock import seconds
-from benchmarks.h200_part import Results, Settings, run_part
+from benchmarks.h200_part import Results, Settings, as_argument, run_part
 from benchmarks.h200_settings import COPY_TBPS, Sizes
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention import api
@@ -46,6 +50,12 @@ _KINDS: tuple[dict[str, Any], ...] = (
     {"heads": 16, "kv_heads": 1, "page": 256, "window": 64},
     {"heads": 40, "soft_cap": 5.0, "window": 33},
 )
+_OF_A_KIND: dict[str, Callable[[Case], bool]] = {
+    "decode": lambda case: not case.mixed,
+    "mixed": lambda case: case.mixed and case.width == 128,
+    "mixed_other_widths": lambda case: case.mixed and case.width != 128,
+}
+_DIFFERENCES = "differences to reference.py"
 CASES = tuple(Case(mixed=mixed, **kind) for kind in _KINDS for mixed in (False, True))
 
 
@@ -62,16 +72,49 @@ def measure(settings: Settings, results: Results) -> None:
             microseconds, rate = _decode_rate(settings, lengths)
             results.detail(f"{name} us, TB/s", [round(microseconds, 2), round(rate, 3)])
             results.figure(f"kernel_{name}", rate / COPY_TBPS)
-    cases = CASES[: sizes.kernel_checks]
-    with ThreadPoolExecutor(8) as pool:  # most of it is compilation
-        futures = [pool.submit(_check, sizes, case, seed) for seed, case in enumerate(cases)]
-    errors = {}
-    for case, future in zip(cases, futures, strict=True):
-        with results.case(f"check of {case}"):
-            errors[str(case)] = future.result()
-    results.detail("differences to reference.py", errors)
-    if len(errors) == len(cases):
+    _check_all(settings, results)
+
+
+def _check_all(settings: Settings, results: Results) -> None:
+    """Each kind of cases in a process of its own, where there is a GPU: an error on it is the end of its process."""
+    count = settings.plan.sizes.kernel_checks
+    wanted = [kind for kind in _OF_A_KIND if any(map(_OF_A_KIND[kind], CASES[:count]))]
+    errors: dict[str, float] = {}
+    for kind in wanted:
+        told = replace(settings, results=str(settings.folder / f"kernel_{kind}.json"))
+        Path(told.results).unlink(missing_ok=True)
+        with results.case(f"checks, {kind}"):
+            if jax.default_backend() == "gpu":
+                command = [sys.executable, "-m", "benchmarks.h200_kernel", as_argument(told), kind]
+                # Most of the memory is this process's already.
+                environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+                subprocess.run(command, env=environment, timeout=max(settings.seconds_left, 1), check=False)
+            else:
+                part = Results(Path(told.results))
+                _check_kind(told, part, kind)
+            found = json.loads(Path(told.results).read_text())
+            errors |= found["details"].get(_DIFFERENCES, {})
+            results.errors.extend(found["errors"])
+            under_way = found["details"].get("check")
+            assert under_way is None, f"the process ended in the check of {under_way}"
+    results.detail(_DIFFERENCES, errors)
+    if len(errors) == count:
         results.figure("kernel_error", max(errors.values()))
+
+
+def _check_kind(settings: Settings, results: Results, kind: str) -> None:
+    sizes = settings.plan.sizes
+    seeds = {case: seed for seed, case in enumerate(CASES[: sizes.kernel_checks]) if _OF_A_KIND[kind](case)}
+    errors: dict[str, float] = {}
+    with ThreadPoolExecutor(8) as pool:
+        prepared = {case: pool.submit(_prepare, sizes, case, seed) for case, seed in seeds.items()}
+        for case, check in prepared.items():
+            with results.case(f"check of {case}"):
+                run = check.result()
+                results.detail("check", str(case))  # on the disk before it runs
+                errors[str(case)] = run()
+                results.detail(_DIFFERENCES, errors)
+            results.detail("check", None)
 
 
 def _copy_rate(mib: int, repeats: int) -> float:
@@ -146,6 +189,11 @@ def _page_table(random: np.random.Generator, lengths: np.ndarray, page: int) -> 
 
 def _check(sizes: Sizes, case: Case, seed: int) -> float:
     """The largest difference to the reference."""
+    return _prepare(sizes, case, seed)()
+
+
+def _prepare(sizes: Sizes, case: Case, seed: int) -> Callable[[], float]:
+    """Compiles the check of a case, which runs when it is called."""
     random = np.random.default_rng(100 + seed)
     # The reference holds a whole context for every token.
     total = random.integers(1, sizes.kernel_check_context // (5 if case.mixed else 1), 12 if case.mixed else 48)
@@ -168,16 +216,23 @@ def _check(sizes: Sizes, case: Case, seed: int) -> float:
 
         assert not supports(q.shape, pages.shape, q.dtype, pages.dtype), "plain XLA would stand in for the kernels"
     attend = partial(api.paged_attention, scale=case.width**-0.5, window=case.window, soft_cap=case.soft_cap)
+    inputs = (q, k, v, pages, batch)
     with jax.default_matmul_precision("highest"):
-        want, want_pages = jax.jit(partial(attend, implementation="reference"))(q, k, v, pages, batch)
-    got, got_pages = jax.jit(attend)(q, k, v, pages, batch)
-    # As bits: poison is not equal to itself.
-    bits = jnp.uint8 if case.fp8 else jnp.uint16
-    written_alike = jnp.array_equal(got_pages[1:].view(bits), want_pages[1:].view(bits))
-    assert written_alike, "the pages are not those that the reference writes"
-    difference = jnp.max(jnp.abs(got.astype(jnp.float32) - want.astype(jnp.float32)))
-    assert jnp.isfinite(difference), "there are numbers in it that are none"
-    return float(difference)
+        reference = jax.jit(partial(attend, implementation="reference")).lower(*inputs).compile()
+    kernels = jax.jit(attend).lower(*inputs).compile()
+
+    def difference() -> float:
+        want, want_pages = reference(*inputs)
+        got, got_pages = kernels(*inputs)
+        # As bits: poison is not equal to itself.
+        bits = jnp.uint8 if case.fp8 else jnp.uint16
+        written_alike = jnp.array_equal(got_pages[1:].view(bits), want_pages[1:].view(bits))
+        assert written_alike, "the pages are not those that the reference writes"
+        largest = jnp.max(jnp.abs(got.astype(jnp.float32) - want.astype(jnp.float32)))
+        assert jnp.isfinite(largest), "there are numbers in it that are none"
+        return float(largest)
+
+    return difference
 
 
 def _ragged_batch(
@@ -210,4 +265,4 @@ def _ragged_batch(
 
 
 if __name__ == "__main__":
-    run_part(measure)
+    run_part(partial(_check_kind, kind=sys.argv[2]) if len(sys.argv) > 2 else measure)

@@ -4,6 +4,7 @@ import os
 
 import jax
 
+from hex_llm.kernels.matmul.api import chained
 from hex_llm.runner.programs import Forward, Program
 
 # Of a GPU's memory. JAX's own choice is 0.75; the rest is for CUDA itself, its libraries and its graphs.
@@ -24,4 +25,7 @@ def compiler_options(program: Program) -> dict[str, bool | int | str] | None:
     if isinstance(program, Forward):
         # With a few rows Triton's matmuls are the faster ones, with more of them cuBLAS's.
         options["xla_gpu_enable_triton_gemm"] = program.bucket.tokens < 16
+        if chained(program.bucket.tokens):
+            # A graph would stand between two kernels of the chain, and the second could not begin ahead.
+            options["xla_gpu_enable_command_buffer"] = ""
     return options

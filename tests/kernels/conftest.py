@@ -23,7 +23,7 @@ def simulator(monkeypatch, capfd):
 
     for name in ("griddepcontrol_wait", "griddepcontrol_launch_dependents"):  # it has no kernels that overlap
         monkeypatch.setattr(plgpu, name, lambda: None)
-    monkeypatch.setattr(gpu_decode, "_add_product", add_product)
+    monkeypatch.setattr(gpu_decode, "add_product", add_product)
     monkeypatch.setattr(shared_memory.Barrier, "deallocate", deallocate)
     effects.lowerable_effects.add_type(core._WGMMAPipelineEffect)
     jax.clear_caches()

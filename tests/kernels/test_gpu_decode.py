@@ -1,5 +1,6 @@
 """Decode attention for Hopper, without one: its plan, and its kernels in a simulator that looks for races."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -55,6 +56,24 @@ def test_shares_differ_by_less_than_two_chunks(lengths):
     plan = plan_decode(jnp.asarray(lengths, jnp.int32), num_kv_heads=8, num_cores=132)
     loads = [sum(tiles for *_, tiles in share) for share in dealt(plan, kv_heads=8)]
     assert max(loads) - min(loads) < 2 * int(np.asarray(plan.sequences)[:, 2].max())
+
+
+def test_shares_of_unlike_rows_are_nearly_equal():
+    lengths = np.random.default_rng(1).integers(1, 4001, 64)
+    plan = plan_decode(jnp.asarray(lengths, jnp.int32), num_kv_heads=8, num_cores=132)
+    loads = [sum(tiles for *_, tiles in share) for share in dealt(plan, kv_heads=8)]
+    assert max(loads) < 1.08 * np.mean(loads)
+
+
+@pytest.mark.parametrize(("batch", "fewest", "most"), [(128, 1, 2), (64, 1, 2), (8, 2, 4), (1, 12, 12)])
+def test_rows_are_cut_no_finer_than_their_batch_needs(batch, fewest, most):
+    plan = plan_decode(jnp.full(batch, 1500, jnp.int32), num_kv_heads=8, num_cores=132)
+    assert fewest <= np.asarray(plan.sequences)[0, 3] <= most
+
+
+def test_a_row_longer_than_chunks_can_be_many_has_larger_ones():
+    plan = plan_decode(jnp.asarray([100_000] + [0] * 63, jnp.int32), num_kv_heads=8, num_cores=132)
+    assert np.asarray(plan.sequences)[0, 2] > gpu_decode.DEFAULT.largest_chunk
 
 
 def test_how_a_row_is_cut_depends_on_its_length_and_the_shapes_only():
@@ -126,11 +145,12 @@ BF16, FP8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
     [
         ([70, 0, 513], 8, 2, 128, 32, BF16, {"tuning": MANY_CHUNKS}),
         ([1, 200], 6, 2, 64, 8, BF16, {"window": 75, "soft_cap": 3.0}),
-        ([300], 7, 1, 96, 128, BF16, {"tuning": Tuning(slots=2)}),
+        ([300], 7, 1, 96, 128, BF16, {"tuning": Tuning(slots=2, largest_chunk=1)}),
+        ([70, 0, 257], 4, 2, 64, 32, BF16, {"tuning": dataclasses.replace(MANY_CHUNKS, workers=1)}),
         ([64, 130], 16, 1, 256, 64, BF16, {}),
         ([90, 65], 4, 1, 128, 16, FP8, {"tuning": MANY_CHUNKS}),
     ],
-    ids=["chunks", "window-cap-odd-group", "large-page", "head-256", "fp8"],
+    ids=["chunks", "window-cap-odd-group", "large-page", "one-worker", "head-256", "fp8"],
 )
 def test_the_kernel_gives_the_reference_s_result(
     lengths, heads, kv_heads, head_dim, page_size, dtype, options

@@ -6,14 +6,19 @@ import jax
 import pytest
 from jaxlib import xla_client
 
-from hex_llm.runner.buckets import Bucket
-from hex_llm.runner.programs import Admit, Forward, Program, ScorePrompt
+from hex_llm.kernels.matmul.api import MAX_TOKENS
+from hex_llm.runner.buckets import Buckets
+from hex_llm.runner.programs import Forward, all_programs
 from hex_llm.runner.xla_options import GPU_MEMORY, compiler_options, prepare_environment
 
-PROGRAMS: list[Program] = [Forward(Bucket(8, 8, True)), Forward(Bucket(512, 8, False)), ScorePrompt(512), Admit()]
+PROGRAMS = list(
+    all_programs(Buckets(decode_padding=1, max_decodes=64, mixed_padding=8, max_mixed_tokens=4096, max_mixed_seqs=8))
+)
+STEPS = [program for program in PROGRAMS if isinstance(program, Forward)]
+OTHERS = [program for program in PROGRAMS if not isinstance(program, Forward)]
 
 
-def memory_share(monkeypatch: pytest.MonkeyPatch, **given: str) -> float | None:
+def memory_share(monkeypatch: pytest.MonkeyPatch, **given: str) -> object:
     """What JAX would take of a GPU, with `given` in the environment that we prepare for it."""
     monkeypatch.setattr(os, "environ", dict(given))
     prepare_environment()
@@ -38,27 +43,40 @@ def test_preparing_the_environment_twice_changes_nothing_more(monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["cpu", "tpu"])
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_only_a_gpus_compiler_gets_options(monkeypatch, backend, program):
+def test_only_a_gpus_compiler_gets_options(monkeypatch, backend):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    assert compiler_options(program) is None
+    assert all(compiler_options(program) is None for program in PROGRAMS)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_on_a_gpu_a_profile_shows_every_program_as_it_runs_without_one(monkeypatch, program):
+@pytest.fixture
+def on_gpu(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert (compiler_options(program) or {})["xla_enable_command_buffers_during_profiling"] is True
 
 
-@pytest.mark.parametrize("tokens", [1, 8, 15, 16, 64, 8192])
-def test_on_a_gpu_triton_multiplies_a_few_rows_and_cublas_more(monkeypatch, tokens):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    for decode in (True, False):
-        options = compiler_options(Forward(Bucket(tokens, tokens, decode))) or {}
-        assert options["xla_gpu_enable_triton_gemm"] is (tokens < 16)
+@pytest.mark.usefixtures("on_gpu")
+def test_on_a_gpu_a_profile_shows_every_program_as_it_runs_without_one():
+    for program in PROGRAMS:
+        assert (compiler_options(program) or {})["xla_enable_command_buffers_during_profiling"] is True
 
 
-@pytest.mark.parametrize("program", [ScorePrompt(8), Admit()])
-def test_on_a_gpu_what_is_no_step_of_the_model_has_the_matmuls_that_xla_chooses(monkeypatch, program):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert "xla_gpu_enable_triton_gemm" not in (compiler_options(program) or {})
+@pytest.mark.usefixtures("on_gpu")
+def test_on_a_gpu_triton_multiplies_a_few_rows_and_cublas_more():
+    sizes = {True: set[int](), False: set[int]()}
+    for program in STEPS:
+        sizes[(compiler_options(program) or {})["xla_gpu_enable_triton_gemm"]].add(program.bucket.tokens)
+    assert sizes[True] == {1, 2, 4, 8}
+    assert sizes[False] == {2**power for power in range(4, 13)}
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_on_a_gpu_what_is_no_step_of_the_model_has_the_matmuls_that_xla_chooses():
+    assert OTHERS
+    for program in OTHERS:
+        assert "xla_gpu_enable_triton_gemm" not in (compiler_options(program) or {})
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_on_a_gpu_only_a_chain_of_our_kernels_goes_without_graphs():
+    without = [p for p in PROGRAMS if (compiler_options(p) or {}).get("xla_gpu_enable_command_buffer") == ""]
+    assert without == [step for step in STEPS if step.bucket.tokens <= MAX_TOKENS]
+    assert 0 < len(without) < len(STEPS)

@@ -9,14 +9,14 @@ from jax import Array
 
 from hex_llm.kernels.matmul import reference
 
-# Of the batches whose layers run as a chain of our kernels; for one token alone, and for many, XLA's are the faster.
-MIN_TOKENS, MAX_TOKENS = 8, 64
+# Of the batches whose layers run as a chain of our kernels; with more tokens, cuBLAS's products are the faster.
+MAX_TOKENS = 64
 ROWS = 8  # a product takes and gives a multiple of so many rows
 
 
 def chained(tokens: int) -> bool:
     """Whether a batch of so many tokens runs as a chain of our kernels where they do its shapes."""
-    return jax.default_backend() == "gpu" and MIN_TOKENS <= tokens <= MAX_TOKENS
+    return jax.default_backend() == "gpu" and tokens <= MAX_TOKENS
 
 
 def padded(tokens: int) -> int:

@@ -26,6 +26,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from hex_llm.kernels.paged_attention.gpu_decode_merge import merge
 from hex_llm.kernels.paged_attention.gpu_decode_plan import DEFAULT, DecodePlan, Tuning, plan_decode
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import MMA_ROWS, Q_SLOTS, SWIZZLE_ROWS, Sizes, sizes_of, supports
+from hex_llm.kernels.paged_attention.gpu_decode_tile import add_product, clear_unseen, per_row, pieces, product, spread
 
 __all__ = ["DEFAULT", "DecodePlan", "Tuning", "decode", "plan_decode", "supports"]
 
@@ -92,7 +93,7 @@ class _Refs(NamedTuple):
     q_smem: Any  # [Q_SLOTS, MMA_ROWS, H]: what lies past q_rows is never written, and its results never read
     out_smem: Any  # [workers, MMA_ROWS, out_columns]
     kv_smem: Any  # [slots, 2, tile, H]
-    wide_smem: Any  # [1, 2, tile, H]: a tile of 8-bit pages in 16 bits; None for pages of 16 bits
+    wide_smem: Any  # [workers, 2, tile, H]: a tile of 8-bit pages in 16 bits; None for pages of 16 bits
     full: Any
     empty: Any
     q_full: Any
@@ -131,7 +132,7 @@ def _attend(
         q = jnp.pad(q, ((0, 0), (0, z.q_rows - z.group), (0, 0)))
     copies = 2 * (z.tile // z.part)
     ring = plgpu.SMEM((z.slots, 2, z.tile, z.head_dim), z.pages_dtype, transforms=_swizzled(z.head_dim, z.pages_dtype))
-    wide = plgpu.SMEM((1, 2, z.tile, z.head_dim), z.dtype, transforms=_swizzled(z.head_dim, z.dtype))
+    wide = plgpu.SMEM((z.workers, 2, z.tile, z.head_dim), z.dtype, transforms=_swizzled(z.head_dim, z.dtype))
 
     def body(*refs: Any) -> None:
         # The kernel behind may come now: it waits for the end of this one before it reads what this one writes.
@@ -247,10 +248,10 @@ def _compute_side(refs: _Refs, sizes: Sizes, softmax: _Softmax, worker: Array) -
             plgpu.barrier_wait(refs.full.at[slot])
             place = slot
             if sizes.widened:
-                _widen(refs, slot)
+                _widen(refs, slot, worker)
                 plgpu.barrier_arrive(refs.empty.at[slot])
-                place = 0
-            scores = softmax.scores(_product(refs.q_smem.at[q_slot], refs.multiplied.at[place, 0], sizes.tile))
+                place = worker
+            scores = softmax.scores(product(refs.q_smem.at[q_slot], refs.multiplied.at[place, 0], sizes.tile))
             position = plgpu.broadcasted_iota(jnp.int32, scores.shape, 1, layout=plgpu.Layout.WGMMA)
             seen = position < end
             if softmax.window is not None:
@@ -258,22 +259,22 @@ def _compute_side(refs: _Refs, sizes: Sizes, softmax: _Softmax, worker: Array) -
             scores = jnp.where(seen, scores, -jnp.inf)
             new_largest = jnp.maximum(largest, scores.max(axis=1))
             decay = jnp.exp2(largest - new_largest)
-            weights = jnp.exp2(scores - _spread(new_largest, scores.shape))
+            weights = jnp.exp2(scores - spread(new_largest, scores.shape))
             weight = weight * decay + weights.sum(axis=1)
-            values = values * _spread(decay, values.shape)
+            values = values * spread(decay, values.shape)
             partly_seen = end < sizes.tile if softmax.window is None else (end < sizes.tile) | (first > 0)
-            pl.when(partly_seen)(functools.partial(_clear_unseen, refs.multiplied.at[place, 1], first, end))
-            values = _add_product(values, weights.astype(sizes.dtype), refs.multiplied, place)
+            pl.when(partly_seen)(functools.partial(clear_unseen, refs.multiplied.at[place, 1], first, end))
+            values = add_product(values, weights.astype(sizes.dtype), refs.multiplied, place)
             if not sizes.widened:
                 plgpu.barrier_arrive(refs.empty.at[slot])
             return values, new_largest, weight, turn + 1
 
         zeros = jnp.zeros((MMA_ROWS, sizes.head_dim), jnp.float32)
-        start = (plgpu.layout_cast(zeros, plgpu.Layout.WGMMA), _per_row(-jnp.inf), _per_row(0.0), turns.tiles)
+        start = (plgpu.layout_cast(zeros, plgpu.Layout.WGMMA), per_row(-jnp.inf), per_row(0.0), turns.tiles)
         values, largest, weight, _ = lax.fori_loop(0, chunk.num_tiles, attend_tile, start)
         plgpu.barrier_arrive(refs.q_empty.at[q_slot])
         refs.exponents[chunk.row, chunk.number] = largest + jnp.log2(weight)
-        average = values * _spread(1.0 / weight, values.shape)
+        average = values * spread(1.0 / weight, values.shape)
         for column in range(0, sizes.head_dim, sizes.out_columns):
             columns = pl.ds(column, sizes.out_columns)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was staged before
@@ -310,60 +311,15 @@ def _pass_chunk(refs: _Refs, sizes: Sizes, chunk: _Chunk, turns: _Turns) -> None
     lax.fori_loop(0, chunk.num_tiles, pass_tile, None)
 
 
-def _widen(refs: _Refs, slot: Array) -> None:
-    """Copies a tile of 8-bit keys and values to where wgmma reads them, in 16 bits."""
+def _widen(refs: _Refs, slot: Array, worker: Array) -> None:
+    """Copies a tile of 8-bit keys and values to where a worker's wgmma reads them, in 16 bits."""
     plgpu.commit_smem()  # every warp has read the last tile
     for kind in range(2):
-        for columns in _pieces(refs.kv_smem.shape[-1], 128):
+        for columns in pieces(refs.kv_smem.shape[-1], 128):
             narrow = plgpu.load(refs.kv_smem.at[slot, kind, :, columns], layout=plgpu.Layout.WGMMA_8BIT)
-            refs.wide_smem[0, kind, :, columns] = narrow.astype(refs.wide_smem.dtype)
+            refs.wide_smem[worker, kind, :, columns] = narrow.astype(refs.wide_smem.dtype)
     plgpu.commit_smem()
-
-
-def _product(q_ref: Any, keys_ref: Any, tile: int) -> Array:
-    """Queries times keys: [MMA_ROWS, tile]."""
-
-    def multiply(products_ref: Any) -> Array:
-        plgpu.wgmma(products_ref, q_ref, keys_ref.transpose((1, 0)))
-        return products_ref[...]
-
-    return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((MMA_ROWS, tile), jnp.float32))
-
-
-def _add_product(values: Array, weights: Array, kv_ref: Any, slot: Array | int) -> Array:
-    """`values` plus weights times the values of the tile in a slot."""
-
-    def multiply(sum_ref: Any) -> None:
-        plgpu.wgmma(sum_ref, weights, kv_ref.at[slot, 1])
-
-    total: Any = pl.run_state(multiply)(plgpu.WGMMAAccumulatorRef.init(values))
-    return total
-
-
-def _clear_unseen(values_ref: Any, first: Array, end: Array) -> None:
-    """Zeros the values outside first..end-1: memory there may hold NaN, which a weight of 0 would not take away."""
-    for columns in _pieces(values_ref.shape[1], 64):
-        piece = values_ref.at[:, columns]
-        values = plgpu.load(piece, layout=plgpu.Layout.WGMMA)
-        position = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=plgpu.Layout.WGMMA)
-        seen = (position >= first) & (position < end)
-        piece[...] = jnp.where(seen, values, jnp.zeros_like(values))
-    plgpu.commit_smem()
-
-
-def _pieces(head_dim: int, width: int) -> list[Any]:
-    """Slices of the columns: what passes through registers does so in parts, as few are free."""
-    size = width if head_dim % width == 0 else head_dim
-    return [pl.ds(start, size) for start in range(0, head_dim, size)]
 
 
 def _divmod(x: Array, divisor: int) -> tuple[Array, Array | int]:
     return (x, 0) if divisor == 1 else (lax.div(x, divisor), lax.rem(x, divisor))
-
-
-def _per_row(value: float) -> Array:
-    return plgpu.layout_cast(jnp.full((MMA_ROWS,), value, jnp.float32), plgpu.Layout.WGMMA.reduce(1))
-
-
-def _spread(per_row: Array, shape: tuple[int, ...]) -> Array:
-    return lax.broadcast_in_dim(per_row, shape, [0])

@@ -19,8 +19,10 @@ class Tuning:
     tile: int = 64  # tokens per ring slot: a multiple of 64
     slots: int | None = 4  # depth of the ring; None: as deep as fits
     workers: int = 2  # warpgroups that multiply: one, or two which take a CTA's chunks in turn
-    # What cutting costs, in eighths of the time a tile takes. Uneven shares cost little, as those who are late have the
-    # memory to themselves; a batch of 64 was the fastest uncut, one of 8 in two chunks a row.
+    # Rows of unlike length share well only if no chunk is large, for a share is off by up to one chunk. Those who are
+    # late have the memory to themselves, but an SM alone reads little faster than one of many.
+    largest_chunk: int = 12  # tiles, where max_chunks allows it
+    # What cutting costs, in eighths of the time a tile takes.
     chunk_cost: int = 20  # a CTA's for each of its chunks
     uneven_cost: int = 4  # for each tile of the largest chunk, because shares are uneven where rows are
     merge_cost: int = 2  # for each partial result of a row
@@ -82,9 +84,12 @@ def _num_cores() -> int:
 
 def _tiles_per_chunk(tiles: Array, *, rows: int, cores: int, tuning: Tuning) -> Array:
     """The size of the chunks that is best for a row if all rows were as long: [S], at least 1."""
-    counts = jnp.arange(1, max_chunks(rows) + 1, dtype=jnp.int32)[None, :]
+    most = max_chunks(rows)
+    counts = jnp.arange(1, most + 1, dtype=jnp.int32)[None, :]
     sizes = jnp.maximum(pl.cdiv(tiles[:, None], counts), 1)
     chunks_per_core = pl.cdiv(rows * counts, cores)
     costs = chunks_per_core * (8 * sizes + tuning.chunk_cost) + tuning.uneven_cost * sizes + tuning.merge_cost * counts
+    fewest = jnp.minimum(pl.cdiv(tiles, tuning.largest_chunk), most)[:, None]
+    costs = jnp.where(counts >= fewest, costs, jnp.iinfo(jnp.int32).max)
     best = jnp.argmin(costs, axis=1).astype(jnp.int32) + 1
     return jnp.maximum(pl.cdiv(tiles, best), 1)

@@ -82,11 +82,11 @@ def sizes_of(q: Array, pages: Array, tuning: Tuning) -> Sizes:
     out_columns = min(head_dim, 128)
     # 8-bit pages are widened to float16, which takes one instruction for two numbers.
     dtype = jnp.dtype(jnp.bfloat16 if pages.dtype == jnp.bfloat16 else jnp.float16)
-    # A second worker's place for its output would cost large heads half of their ring; 8-bit pages, a second wide tile.
-    workers = tuning.workers if pages.dtype == dtype and head_dim <= 128 else 1
+    # Where heads are large, a second worker's place for its output would cost half of the ring.
+    workers = tuning.workers if head_dim <= 128 else 1
     fixed = MMA_ROWS * (Q_SLOTS * dtype.itemsize * head_dim + workers * 4 * out_columns)
     if pages.dtype != dtype:
-        fixed += 2 * tuning.tile * head_dim * dtype.itemsize
+        fixed += workers * 2 * tuning.tile * head_dim * dtype.itemsize
     slot = 2 * tuning.tile * head_dim * pages.dtype.itemsize
     return Sizes(
         num_seqs=num_seqs,

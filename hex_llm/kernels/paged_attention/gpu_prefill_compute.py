@@ -193,9 +193,10 @@ def _store(refs: Refs, sizes: Sizes, warpgroup: Array, item: Item, first_head: A
 
     begin_head = lax.div(first_row, cell)
     end_head = jnp.minimum(lax.div(first_row + MMA_ROWS + cell - 1, cell), sizes.group)
-    for start in range(0, sizes.head_dim, sizes.out_columns):
+    for start in sizes.out_starts:
         columns = pl.ds(start, sizes.out_columns)
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        # What overlaps with the part before is written after it; otherwise its place has to be free, and no more.
+        plgpu.wait_smem_to_gmem(0, wait_read_only=start % sizes.out_columns == 0)
         refs.out_smem[warpgroup] = sums[:, start : start + sizes.out_columns].astype(sizes.out_dtype)
         plgpu.commit_smem()
         lax.fori_loop(begin_head, end_head, lambda g, _, columns=columns: one_head(g, columns), None)

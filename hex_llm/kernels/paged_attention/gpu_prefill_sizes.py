@@ -13,6 +13,7 @@ from hex_llm.kernels.paged_attention.gpu_prefill_plan import ITEM, ROWS, geometr
 
 SHARED_MEMORY = 225 << 10  # bytes a block may use, less some for barriers
 OUT_BYTES = 32 << 10  # of the staged output
+COPY_ALIGNMENT = 128  # bytes: where a copy may begin in shared memory
 MOST_STAGES = 4
 
 
@@ -31,7 +32,7 @@ class Sizes:
     part: int  # keys of one copy
     q_slots: int
     stages: int  # tiles of keys and values in shared memory
-    out_columns: int  # of the staged output
+    out_columns: int  # of the output that are staged at once
     dtype: Any  # of what is multiplied
     pages_dtype: Any
     out_dtype: Any
@@ -51,6 +52,12 @@ class Sizes:
     def swizzled_columns(self) -> int:
         """Of a tile in shared memory; of 128 bytes where head_dim and 16 bits allow it."""
         return 64 if self.head_dim % 64 == 0 else 32
+
+    @property
+    def out_starts(self) -> tuple[int, ...]:
+        """The columns where the staged parts of the output begin; the last two may overlap, with the same content."""
+        starts = range(0, self.head_dim, self.out_columns)
+        return tuple(min(start, self.head_dim - self.out_columns) for start in starts)
 
     @property
     def widened(self) -> bool:
@@ -88,7 +95,7 @@ def sizes_of(q: Array, pages: Array, scale: float, window: int | None, soft_cap:
     # 8-bit pages are widened to float16, which takes one instruction for two numbers.
     dtype = jnp.dtype(q.dtype if pages.dtype == q.dtype else jnp.float16)
     out_dtype = jnp.dtype(jnp.float32 if cut.chunks > 1 else q.dtype)
-    columns = next(head_dim // n for n in (1, 2, 4) if ROWS * head_dim // n * out_dtype.itemsize <= OUT_BYTES)
+    columns = _out_columns(head_dim, out_dtype.itemsize)
     slot, stage = ROWS * head_dim * 2, 2 * cut.kv_tile * head_dim * 2
     free = SHARED_MEMORY - ROWS * columns * out_dtype.itemsize
     if dtype != pages.dtype:
@@ -113,6 +120,15 @@ def sizes_of(q: Array, pages: Array, scale: float, window: int | None, soft_cap:
         scale=scale,
         window=window,
         soft_cap=soft_cap,
+    )
+
+
+def _out_columns(head_dim: int, itemsize: int) -> int:
+    """As many as fit. A token may be the first of a copy, so each row begins where one may."""
+    return next(
+        columns
+        for columns in (head_dim, 128, 64)
+        if columns <= head_dim and ROWS * columns * itemsize <= OUT_BYTES and columns * itemsize % COPY_ALIGNMENT == 0
     )
 
 

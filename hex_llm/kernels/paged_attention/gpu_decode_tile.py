@@ -1,0 +1,55 @@
+"""What a worker of decode attention does with one tile: products on the tensor cores, and values not to be seen."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from hex_llm.kernels.paged_attention.gpu_decode_sizes import MMA_ROWS
+
+
+def product(q_ref: Any, keys_ref: Any, tile: int) -> Array:
+    """Queries times keys: [MMA_ROWS, tile]."""
+
+    def multiply(products_ref: Any) -> Array:
+        plgpu.wgmma(products_ref, q_ref, keys_ref.transpose((1, 0)))
+        return products_ref[...]
+
+    return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((MMA_ROWS, tile), jnp.float32))
+
+
+def add_product(values: Array, weights: Array, kv_ref: Any, slot: Array) -> Array:
+    """`values` plus weights times the values of the tile in a slot."""
+
+    def multiply(sum_ref: Any) -> None:
+        plgpu.wgmma(sum_ref, weights, kv_ref.at[slot, 1])
+
+    total: Any = pl.run_state(multiply)(plgpu.WGMMAAccumulatorRef.init(values))
+    return total
+
+
+def clear_unseen(values_ref: Any, first: Array, end: Array) -> None:
+    """Zeros the values outside first..end-1: memory there may hold NaN, which a weight of 0 would not take away."""
+    for columns in pieces(values_ref.shape[1], 64):
+        piece = values_ref.at[:, columns]
+        values = plgpu.load(piece, layout=plgpu.Layout.WGMMA)
+        position = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=plgpu.Layout.WGMMA)
+        seen = (position >= first) & (position < end)
+        piece[...] = jnp.where(seen, values, jnp.zeros_like(values))
+    plgpu.commit_smem()
+
+
+def pieces(head_dim: int, width: int) -> list[Any]:
+    """Slices of the columns: what passes through registers does so in parts, as few are free."""
+    size = width if head_dim % width == 0 else head_dim
+    return [pl.ds(start, size) for start in range(0, head_dim, size)]
+
+
+def per_row(value: float) -> Array:
+    return plgpu.layout_cast(jnp.full((MMA_ROWS,), value, jnp.float32), plgpu.Layout.WGMMA.reduce(1))
+
+
+def spread(per_row: Array, shape: tuple[int, ...]) -> Array:
+    return lax.broadcast_in_dim(per_row, shape, [0])
