@@ -30,7 +30,7 @@ from hex_llm.runner.buckets import SEPARATE, TOGETHER, Buckets
 from hex_llm.runner.compiler import Compiler
 from hex_llm.runner.layout import Shapes
 from hex_llm.runner.memory import Memory, Needs, Share, plan_blocks
-from hex_llm.runner.programs import Choose, Forward, Program, Programs, ScorePrompt, all_programs
+from hex_llm.runner.programs import Forward, Program, Programs, ScorePrompt, all_programs, choosing_programs
 from hex_llm.runner.runner import DeviceRunner
 from hex_llm.runner.xla_options import prepare_environment
 from hex_llm.source import model_folder
@@ -142,7 +142,7 @@ def _plan(
     params = abstract(weights, model.arch, mesh, model.dtype)
 
     def compiler_for(num_pages: int) -> Compiler:
-        programs = Programs(model.arch, _shapes(config, model, num_pages), params, model.dtype)
+        programs = Programs(model.arch, _shapes(config, model, buckets, num_pages), params, model.dtype)
         return Compiler(programs, jit=config.enable_jit, report=partial(report, COMPILING))
 
     def fill(needs: Needs) -> int:
@@ -239,18 +239,20 @@ def _largest(buckets: Buckets) -> list[Program]:
     largest = buckets.largest()
     rows = max(bucket.rows for bucket in largest)
     tokens = max(bucket.tokens for bucket in largest if not bucket.decode)
-    return [*map(Forward, largest), Choose(rows, max(buckets.variants)), ScorePrompt(tokens)]
+    return [*map(Forward, largest), *choosing_programs(rows, buckets.variants), ScorePrompt(tokens)]
 
 
-def _shapes(config: Config, model: Model, num_pages: int) -> Shapes:
+def _shapes(config: Config, model: Model, buckets: Buckets, num_pages: int) -> Shapes:
     blocks = -(-model.max_model_len // config.block_size)
+    step_tokens, mixed_tokens = _step_tokens(config, model)
+    largest_mixed = buckets.choose(mixed_tokens or step_tokens, decode=False).tokens
     return Shapes(
         num_slots=config.max_decode_seqs,
         page_size=config.block_size,
         table_width=_padded(blocks, config.decode_blocks_padding),
         num_pages=num_pages,
         max_fresh=config.prefill_seqs,
-        mixed=config.enable_chunked_prefill,
+        mixed_tokens=largest_mixed if config.enable_chunked_prefill else 0,
         max_model_len=model.max_model_len,
         vocab_size=model.arch.vocab_size,
     )

@@ -1,44 +1,32 @@
-"""The last part of a step: each sequence's next token, from its logits, and what the next step needs of it."""
+"""The last part of a step: each sequence's next token, from its logits, and what the next step needs of it.
 
-from collections.abc import Callable
+The parts are programs of their own where a step takes what its requests ask for, and one program, `choose_any`, where
+that is looked up at run time.
+"""
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from hex_llm.engine.sampling import MAX_LOGPROBS
-from hex_llm.pytree import pytree
+from hex_llm.runner import sampler
 from hex_llm.runner.buckets import Variant
 from hex_llm.runner.layout import COLUMNS, FLOAT_COLUMNS, HAS_RULES, SAMPLES
 from hex_llm.runner.logits import Penalties, Rules, apply_rules, penalize
 from hex_llm.runner.logprobs import pack_logprobs
-from hex_llm.runner.sampler import SamplingRows, choose_any, choose_drawn, choose_filtered, choose_greedy
+from hex_llm.runner.sampler import SamplingRows
 from hex_llm.runner.state import History, Slots
 
 _CHOOSERS = {
-    Variant.GREEDY: choose_greedy,
-    Variant.DRAWN: choose_drawn,
-    Variant.FILTERED: choose_filtered,
-    Variant.RULED: choose_filtered,
-    Variant.SCORED: choose_filtered,
-    Variant.ANY: choose_any,
+    Variant.GREEDY: sampler.choose_greedy,
+    Variant.DRAWN: sampler.choose_drawn,
+    Variant.FILTERED: sampler.choose_filtered,
+    Variant.ANY: sampler.choose_any,
 }
 
 
-@pytree
-class Chosen:
-    """What comes back to the host."""
-
-    tokens: Array  # [S] int32, negative where the logits were of no use
-    logprobs: Array | None  # [S, 2 + 2k] int32, packed as `pack_logprobs` does
-
-
-def choose(
-    slots: Slots, history: History, logits: Array, rows: Array, *, variant: Variant
-) -> tuple[Slots, History, Chosen]:
+def choose(slots: Slots, logits: Array, rows: Array, *, variant: Variant) -> tuple[Slots, Array]:
+    """The slots that know their new tokens, and the tokens [R] int32, negative where the logits were of no use."""
     columns = _columns(rows)
-    asked = jnp.any(columns["flags"] & HAS_RULES > 0)
-    ruled = variant >= Variant.RULED
-    choices = _extra(ruled, variant, asked, lambda: _process(logits, history, columns), lambda: logits)
     sampling = SamplingRows(
         temperature=columns["temperature"],
         top_p=columns["top_p"],
@@ -47,35 +35,14 @@ def choose(
         seed=lax.bitcast_convert_type(columns["seed"], jnp.uint32),
         position=columns["kv_len"],  # of the token being sampled: the number of tokens so far
     )
-    tokens, usable = _CHOOSERS[variant](choices, sampling)
-
-    # The spare row takes what is not kept.
-    owner = jnp.where(columns["flags"] & SAMPLES > 0, columns["slot"], slots.last_token.shape[0] - 1)
-    slots = Slots(last_token=slots.last_token.at[owner].set(tokens), page_table=slots.page_table)
-    logprobs = None
-    if variant >= Variant.SCORED:
-        logprobs = _extra(True, variant, asked, lambda: pack_logprobs(logits, tokens), lambda: _no_logprobs(logits))
-    chosen = Chosen(jnp.where(usable, tokens, -1), logprobs)
-    return slots, _remember(history, owner, tokens) if ruled else history, chosen
+    tokens, usable = _CHOOSERS[variant](logits, sampling)
+    last_token = slots.last_token.at[_owner(columns, slots.last_token)].set(tokens)
+    return Slots(last_token=last_token, page_table=slots.page_table), jnp.where(usable, tokens, -1)
 
 
-def _extra(
-    wanted: bool, variant: Variant, asked: Array, compute: Callable[[], Array], otherwise: Callable[[], Array]
-) -> Array:
-    """What a variant is there for, and ANY does where a request of the step asks for it."""
-    if variant == Variant.ANY:
-        return lax.cond(asked, compute, otherwise)
-    return compute() if wanted else otherwise()
-
-
-def _columns(rows: Array) -> dict[str, Array]:
-    return {
-        name: lax.bitcast_convert_type(column, jnp.float32) if name in FLOAT_COLUMNS else column
-        for name, column in zip(COLUMNS, rows.T, strict=True)
-    }
-
-
-def _process(logits: Array, history: History, columns: dict[str, Array]) -> Array:
+def process(history: History, logits: Array, rows: Array) -> Array:
+    """Logits with each row's penalties, biases and bans."""
+    columns = _columns(rows)
     slot = columns["slot"]
     # A request without rules of its own may sit where one with rules sat before.
     has_rules = (columns["flags"] & HAS_RULES > 0)[:, None]
@@ -95,7 +62,10 @@ def _process(logits: Array, history: History, columns: dict[str, Array]) -> Arra
     return penalize(apply_rules(logits, rules, columns["kv_len"]), penalties)
 
 
-def _remember(history: History, owner: Array, tokens: Array) -> History:
+def remember(history: History, rows: Array, tokens: Array) -> History:
+    """The history with a step's tokens."""
+    columns = _columns(rows)
+    owner, tokens = _owner(columns, history.recent), jnp.maximum(tokens, 0)
     latest = jnp.concatenate([history.recent[owner, 1:], tokens[:, None]], axis=1)
     return History(
         counts=history.counts.at[owner, tokens].add(2),
@@ -107,5 +77,28 @@ def _remember(history: History, owner: Array, tokens: Array) -> History:
     )
 
 
-def _no_logprobs(logits: Array) -> Array:
-    return jnp.zeros((logits.shape[0], 2 + 2 * min(MAX_LOGPROBS, logits.shape[1])), jnp.int32)
+def score(logits: Array, tokens: Array) -> Array:
+    """What `pack_logprobs` says of the tokens chosen; of those of no use, anything."""
+    return pack_logprobs(logits, jnp.maximum(tokens, 0))
+
+
+def choose_any(slots: Slots, history: History, logits: Array, rows: Array) -> tuple[Slots, History, Array, Array]:
+    """All of it, but for what no row asks for: the new slots and history, the tokens, and what `score` says."""
+    asked = jnp.any(_columns(rows)["flags"] & HAS_RULES > 0)
+    choices = lax.cond(asked, lambda: process(history, logits, rows), lambda: logits)
+    slots, tokens = choose(slots, choices, rows, variant=Variant.ANY)
+    nothing = jnp.zeros((logits.shape[0], 2 + 2 * min(MAX_LOGPROBS, logits.shape[1])), jnp.int32)
+    scores = lax.cond(asked, lambda: score(logits, tokens), lambda: nothing)
+    return slots, remember(history, rows, tokens), tokens, scores
+
+
+def _owner(columns: dict[str, Array], slots: Array) -> Array:
+    """The place of each row's slot; the spare one takes what is not kept."""
+    return jnp.where(columns["flags"] & SAMPLES > 0, columns["slot"], slots.shape[0] - 1)
+
+
+def _columns(rows: Array) -> dict[str, Array]:
+    return {
+        name: lax.bitcast_convert_type(column, jnp.float32) if name in FLOAT_COLUMNS else column
+        for name, column in zip(COLUMNS, rows.T, strict=True)
+    }

@@ -68,7 +68,7 @@ def _batch(fields: dict[str, Array], slots: Slots, layout: Layout) -> tuple[Batc
         cu_q=cu_q,
         kv_len=kv_len,
         page_table=table,
-        num_decode=fields["counts"][0] if bucket.decode or layout.shapes.mixed else None,
+        num_decode=fields["counts"][0] if bucket.decode or bucket.tokens <= layout.shapes.mixed_tokens else None,
         num_seqs=fields["counts"][1],
     )
     return batch, last

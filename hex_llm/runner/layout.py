@@ -34,7 +34,7 @@ class Shapes:
     table_width: int
     num_pages: int
     max_fresh: int  # requests that may join in one step
-    mixed: bool  # steps with prompts also hold the decodes of others
+    mixed_tokens: int  # the largest step with prompts that also holds the decodes of others; 0 where none does
     max_model_len: int
     vocab_size: int
 

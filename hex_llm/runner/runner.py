@@ -1,6 +1,7 @@
 """The door to the device: steps in, tokens out."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,12 +12,11 @@ from jax import Array
 
 from hex_llm.engine.step import Logprobs, Slice, StepResult
 from hex_llm.runner.buckets import Bucket, Buckets, Variant
-from hex_llm.runner.choose import Chosen
 from hex_llm.runner.compiler import Compiler
 from hex_llm.runner.forward import Computed
 from hex_llm.runner.layout import Layout
 from hex_llm.runner.pack import Packer, wants_prompt_logprobs
-from hex_llm.runner.programs import Admit, Choose, Forward, ScorePrompt
+from hex_llm.runner.programs import Admit, Choose, ChooseAny, Forward, Process, Remember, Score, ScorePrompt
 from hex_llm.runner.state import empty_history, empty_slots, needed_variant, pack_admission
 
 
@@ -62,17 +62,36 @@ class DeviceRunner:
         self._kv, self._slots, computed = forward(self._params, self._kv, self._slots, blob)
         return computed
 
-    def _choose(self, bucket: Bucket, variant: Variant, computed: Computed) -> Chosen:
-        choose = self._compiler.get(Choose(bucket.rows, variant))
-        self._slots, self._history, chosen = choose(self._slots, self._history, computed.logits, computed.rows)
-        return chosen
+    def _choose(self, bucket: Bucket, variant: Variant, computed: Computed) -> "Chosen":
+        get, rows, logits = self._compiler.get, bucket.rows, computed.logits
+        if variant == Variant.ANY:
+            choose_any = get(ChooseAny(rows))
+            self._slots, self._history, *chosen = choose_any(self._slots, self._history, logits, computed.rows)
+            return Chosen(*chosen)
+        ruled = variant >= Variant.RULED
+        choices = get(Process(rows))(self._history, logits, computed.rows) if ruled else logits
+        choose = get(Choose(rows, min(variant, Variant.FILTERED)))
+        self._slots, tokens = choose(self._slots, choices, computed.rows)
+        if ruled:
+            self._history = get(Remember(rows))(self._history, computed.rows, tokens)
+        return Chosen(tokens, get(Score(rows))(logits, tokens) if variant >= Variant.SCORED else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What choosing says of a step."""
+
+    tokens: Array  # [R] int32, negative where the logits were of no use
+    logprobs: Array | None  # [R, 2 + 2k] int32, packed as `pack_logprobs` does
 
 
 class PendingOutput:
     """A step's output on its way to the host."""
 
     def __init__(self, step: Sequence[Slice], chosen: Chosen, scores: Array | None):
-        jax.tree.map(lambda array: array.copy_to_host_async(), (chosen, scores))
+        for array in (chosen.tokens, chosen.logprobs, scores):
+            if array is not None:
+                array.copy_to_host_async()
         self._step = step
         self._chosen = chosen
         self._scores = scores

@@ -9,8 +9,8 @@ import pytest
 from hex_llm import build
 from hex_llm.engine.request import SamplingParams
 from hex_llm.runner import logprobs
-from hex_llm.runner.buckets import SEPARATE
-from hex_llm.runner.programs import Choose
+from hex_llm.runner.buckets import Variant
+from hex_llm.runner.programs import Choose, Process, Remember, Score, ScorePrompt
 from tests.checkpoints import write_llama
 from tests.runner.engines import make_engine, run, tokens
 
@@ -45,7 +45,7 @@ def like_gpu(folder, monkeypatch):
     monkeypatch.setattr(build, "WHOLE_STEP_TOKENS", 64)
     monkeypatch.setattr(build, "GPU_MIXED_TOKENS", 16)
     monkeypatch.setattr(logprobs, "PROMPT_ROWS", 4)
-    for name in ("_buckets", "_limits"):
+    for name in ("_buckets", "_limits", "_shapes"):
         monkeypatch.setattr(build, name, _on_gpu(getattr(build, name)))
     engine = make_engine(folder, enable_chunked_prefill=True, max_num_batched_tokens=None, num_blocks=20)
     assert (engine.limits.step_tokens, engine.limits.mixed_tokens) == (64, 16)
@@ -95,7 +95,9 @@ def test_the_output_is_that_of_an_engine_that_does_one_thing_at_a_time(plain, li
 
     # And the engine had all of it to do.
     assert like_gpu.stats().total_preemptions > 0
-    assert {each.variant for each in programs if isinstance(each, Choose)} == set(SEPARATE)
+    assert {type(each) for each in programs} >= {Choose, Process, Remember, Score, ScorePrompt}
+    choosers = {each.variant for each in programs if isinstance(each, Choose)}
+    assert choosers == {Variant.GREEDY, Variant.DRAWN, Variant.FILTERED}
     sizes = {True: set(), False: set()}  # of steps with prompts in them, with and without decodes
     for step in steps:
         if not all(piece.decodes for piece in step):
