@@ -212,7 +212,7 @@ def test_the_cost_of_a_token_is_flat(name: str):
     tokenizer, ids, stops = long_sequences()[name]
     quarter = len(ids) // 4
     fastest = [float("inf")] * 4
-    for _ in range(3):
+    for attempt in range(10):  # a busy machine makes any of them slow once
         detokenizer = Detokenizer(tokenizer, stop=stops)
         for part in range(4):
             start = time.process_time()
@@ -222,4 +222,6 @@ def test_the_cost_of_a_token_is_flat(name: str):
                 detokenizer.finish()
             fastest[part] = min(fastest[part], time.process_time() - start)
         assert detokenizer.stop_reason is None
-    assert fastest[3] < 3 * fastest[0] + 0.005, fastest
+        if attempt >= 2 and fastest[3] < 3 * fastest[0] + 0.005:
+            return
+    raise AssertionError(fastest)
