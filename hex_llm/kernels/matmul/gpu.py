@@ -37,8 +37,6 @@ class Plan:
     rows: int  # of the weight, for one block at a time
     depth: int  # columns of the weight in one slot of the ring
     splits: int = 1  # pieces of `in`, each a piece of work of its own
-    cluster: int = 1  # blocks that fetch `x` together
-    early: bool = True  # fetch weights before the kernel in front has ended
     slots: int | None = None  # of the ring; as many as fit if not given
     blocks: int = SMS  # at a time
 
@@ -68,16 +66,16 @@ def plan_for(tokens: int, out: int, size: int, *, gated: bool = False) -> Plan:
     return next((plan for plan in fitting if plan.splits <= FEW_SPLITS), fitting[-1])
 
 
-def plan_of(out: int, size: int, rows: int, depth: int, *, gated: bool = False, cluster: int = 1) -> Plan | None:
+def plan_of(out: int, size: int, rows: int, depth: int, *, gated: bool = False) -> Plan | None:
     """The plan with these tiles, split such that most SMs have work; None where they do not fit the shape."""
     depth = depth if size % depth == 0 else MMA_ROWS
-    if rows < (2 if gated else 1) * MMA_ROWS or out % (rows * cluster):
+    if rows < (2 if gated else 1) * MMA_ROWS or out % rows:
         return None
     blocks, steps = out // rows, size // depth
     splits = 1
     if not gated and blocks < 2 * SMS // 3:
         splits = max(splits for splits in range(1, MAX_SPLITS + 1) if steps % splits == 0 and blocks * splits <= SMS)
-    return Plan(rows=rows, depth=depth, splits=splits, cluster=cluster)
+    return Plan(rows=rows, depth=depth, splits=splits)
 
 
 def ring_slots(tokens: int, plan: Plan) -> int:
@@ -120,21 +118,20 @@ def _call(x: Array, weight: Array, dtype: jnp.dtype, plan: Plan, gated: bool) ->
     operands = 2 if gated else 1  # of the weight, for each warpgroup
     workers = plan.rows // MMA_ROWS // operands
     tile_rows = plan.rows // operands  # of the result, for one block at a time
-    groups = out // tile_rows // plan.cluster
+    tiles = out // tile_rows
     steps = size // plan.depth // plan.splits
-    clusters = min(plan.blocks // plan.cluster, groups * plan.splits)
-    slots = min(ring_slots(batch, plan), steps * -(-groups * plan.splits // clusters))
-    axes = "cluster" if plan.cluster > 1 else None
+    blocks = min(plan.blocks, tiles * plan.splits)
+    slots = min(ring_slots(batch, plan), steps * -(-tiles * plan.splits // blocks))
+    prefetched = min(slots, steps)
 
     def body(x_ref, w_ref, o_ref, x_ring, w_ring, full, empty):
-        cluster, worker = lax.axis_index("clusters"), lax.axis_index("worker")
-        member = lax.axis_index("cluster") if plan.cluster > 1 else 0
-        pieces = lax.div(groups * plan.splits - cluster + clusters - 1, clusters)
+        block, worker = lax.axis_index("block"), lax.axis_index("worker")
+        pieces = lax.div(tiles * plan.splits - block + blocks - 1, blocks)
 
         def place(index):
             """(first row of the result, split) of a piece of work."""
-            piece = cluster + index * clusters
-            return (lax.rem(piece, groups) * plan.cluster + member) * tile_rows, lax.div(piece, groups)
+            piece = block + index * blocks
+            return lax.rem(piece, tiles) * tile_rows, lax.div(piece, tiles)
 
         @pl.when(worker == workers)
         def _memory():
@@ -149,15 +146,13 @@ def _call(x: Array, weight: Array, dtype: jnp.dtype, plan: Plan, gated: bool) ->
                         target = w_ring.at[slot, pl.ds(half * tile_rows, tile_rows)]
                         plgpu.copy_gmem_to_smem(source, target, full.at[slot])
                 if with_x:
-                    plgpu.copy_gmem_to_smem(x_ref.at[:, columns], x_ring.at[slot], full.at[slot], collective_axes=axes)
+                    plgpu.copy_gmem_to_smem(x_ref.at[:, columns], x_ring.at[slot], full.at[slot])
 
-            prefetched = min(slots, steps) if plan.early else 0
-            if plan.early:
-                # The weight is there already; `x` is there when the kernel in front has ended.
-                pl.loop(0, prefetched)(lambda t: fetch(0, t, with_x=False))
-                plgpu.griddepcontrol_wait()
-                plgpu.griddepcontrol_launch_dependents()
-                pl.loop(0, prefetched)(lambda t: fetch(0, t, with_weight=False))
+            # The weight is there already; `x` is there when the kernel in front has ended.
+            pl.loop(0, prefetched)(lambda t: fetch(0, t, with_x=False))
+            plgpu.griddepcontrol_wait()
+            plgpu.griddepcontrol_launch_dependents()
+            pl.loop(0, prefetched)(lambda t: fetch(0, t, with_weight=False))
 
             @pl.loop(0, pieces)
             def _(index):
@@ -167,7 +162,7 @@ def _call(x: Array, weight: Array, dtype: jnp.dtype, plan: Plan, gated: bool) ->
                     pl.when(step >= slots)(lambda: plgpu.barrier_wait(empty.at[lax.rem(step, slots)]))
                     fetch(index, t)
 
-            # A neighbour has yet to say that it has emptied the last slots, and must find this block alive.
+            # Nothing is left under way when the block ends.
             @pl.loop(jnp.maximum(pieces * steps - slots, 0), pieces * steps)
             def _(step):
                 plgpu.barrier_wait(empty.at[lax.rem(step, slots)])
@@ -204,25 +199,18 @@ def _call(x: Array, weight: Array, dtype: jnp.dtype, plan: Plan, gated: bool) ->
                 turned = plgpu.layout_cast(result.astype(dtype), plgpu.Layout.WGMMA_TRANSPOSED)
                 o_ref.at[split, :, pl.ds(first + worker * MMA_ROWS, MMA_ROWS)].transpose((1, 0))[...] = turned
 
-    empty = (
-        plgpu.Barrier(num_arrivals=workers, num_barriers=slots)
-        if plan.cluster == 1
-        else plgpu.ClusterBarrier(collective_axes=("cluster",), num_arrivals=workers, num_barriers=slots)
-    )
     kernel = plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((plan.splits, batch, out), dtype),
-        grid=(clusters,),
-        grid_names=("clusters",),
-        cluster=(plan.cluster,) if plan.cluster > 1 else (),
-        cluster_names=("cluster",) if plan.cluster > 1 else (),
+        grid=(blocks,),
+        grid_names=("block",),
         num_threads=workers + 1,
         thread_name="worker",
         scratch_types=[
             plgpu.SMEM((slots, batch, plan.depth), x.dtype, transforms=SWIZZLED),
             plgpu.SMEM((slots, plan.rows, plan.depth), x.dtype, transforms=SWIZZLED),
             plgpu.Barrier(num_arrivals=operands + 1, num_barriers=slots),
-            empty,
+            plgpu.Barrier(num_arrivals=workers, num_barriers=slots),
         ],
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )

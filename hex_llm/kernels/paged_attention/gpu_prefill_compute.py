@@ -17,7 +17,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from hex_llm.kernels.paged_attention.gpu_prefill_sizes import Refs, Sizes, for_each_item
 
 MMA_ROWS = 64  # rows of one wgmma, and of a warpgroup
-TAKE_TURNS = True
 LOG2E = math.log2(math.e)
 LOWEST = -1e30  # finite: a row that has seen nothing yet must not make NaN
 
@@ -53,13 +52,11 @@ def compute(refs: Refs, sizes: Sizes, blocks: int, warpgroup: Array) -> None:
 
 
 def _take_turn(refs: Refs, warpgroup: Array) -> None:
-    if TAKE_TURNS:
-        plgpu.barrier_wait(refs.turn.at[warpgroup])
+    plgpu.barrier_wait(refs.turn.at[warpgroup])
 
 
 def _pass_turn(refs: Refs, warpgroup: Array) -> None:
-    if TAKE_TURNS:
-        plgpu.barrier_arrive(refs.turn.at[1 - warpgroup])
+    plgpu.barrier_arrive(refs.turn.at[1 - warpgroup])
 
 
 def _attend(
