@@ -136,6 +136,7 @@ class Serving:
         self.engine = StoppableEngine(self.runner, self.limits, max_in_flight=max_in_flight)
         self.gate = threading.Event()
         self.gate.set()
+        self.held_up = False
         self.pause = 0.0
         self.runner.fault = self._hold
         self.error: BaseException | None = None
@@ -149,7 +150,9 @@ class Serving:
 
     def _hold(self, where: str) -> None:
         if where == "read":
+            self.held_up = not self.gate.is_set()
             assert self.gate.wait(PATIENCE_S)
+            self.held_up = False
             time.sleep(self.pause)
 
     def _run(self) -> None:
@@ -170,8 +173,11 @@ class Serving:
         assert not any(reader.is_alive() for reader in self.readers)
 
     def wait_for_messages(self, count: int) -> None:
-        """Until the host has taken so many messages, or will take them after the step that is held up."""
-        wait_until(lambda: len(self.host._entries) + self.host._inbox.qsize() == count)
+        """Until a step is held up, and the host has taken so many messages or will take them after that step.
+
+        Before the step is, an abort could be taken in between and never be seen to wait.
+        """
+        wait_until(lambda: self.held_up and len(self.host._entries) + self.host._inbox.qsize() == count)
 
     @property
     def remembered(self) -> list[object]:
