@@ -140,10 +140,11 @@ def _plan(
     """How many KV blocks there are, which is a part of every compiled shape, and what the memory goes to."""
     weights, memory = family(model.arch).weights, Memory.of(mesh.devices.flat[0])
     params = abstract(weights, model.arch, mesh, model.dtype)
+    lowered = config.compilation_cache and config.compilation_cache / "lowered"
 
     def compiler_for(num_pages: int) -> Compiler:
         programs = Programs(model.arch, _shapes(config, model, buckets, num_pages), params, model.dtype)
-        return Compiler(programs, jit=config.enable_jit, report=partial(report, COMPILING))
+        return Compiler(programs, folder=lowered, jit=config.enable_jit, report=partial(report, COMPILING))
 
     def fill(needs: Needs) -> int:
         return plan_blocks(

@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hex_llm.runner.lowering import Lowering
 from hex_llm.runner.programs import Program, Programs
 from hex_llm.runner.xla_options import compiler_options
 
@@ -23,20 +25,23 @@ logger = logging.getLogger(__name__)
 class Compiler:
     """Gives the function that runs a program, compiled; or as it is, where `jit` is off.
 
-    `report` is told the share done of a compilation, or of a warm-up: 0 before something has to wait for it, 1 after.
+    `folder` keeps lowered programs, if there is one. `report` is told the share done of a compilation, or of a warm-up:
+    0 before something has to wait for it, 1 after.
     """
 
     def __init__(
         self,
         programs: Programs,
         *,
+        folder: Path | None = None,
         jit: bool = True,
         report: Callable[[float], None] = lambda share: None,
     ):
         self.programs = programs
         self._jit = jit
         self._report = report
-        self._lowering = threading.Lock()
+        self._lowering = Lowering(programs, folder)
+        self._lock = threading.Lock()
         self._ready: dict[Program, Callable] = {}
         self._warm = False
 
@@ -89,8 +94,8 @@ class Compiler:
             self._report(1.0)
 
     def _compile(self, program: Program) -> Any:
-        with self._lowering:  # it is all Python: side by side, each would only come later to what is not
-            lowered = self.programs.lower(program)
+        with self._lock:  # it is all Python: side by side, each would only come later to what is not
+            lowered = self._lowering.lower(program)
         return lowered.compile(compiler_options=compiler_options(program))
 
 

@@ -119,17 +119,7 @@ class Programs:
             case Admit():
                 return admit
 
-    def lower(self, program: Program) -> Any:
-        arguments, donated = self._arguments(program)
-        function = self.function(program)
-
-        def named(*arguments: Any) -> Any:
-            return function(*arguments)
-
-        named.__name__ = _name(program)
-        return jax.jit(named, donate_argnums=donated).lower(*arguments)
-
-    def _arguments(self, program: Program) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    def arguments(self, program: Program) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         """Their shapes, and the places of those that are donated."""
         match program:
             case Forward(bucket):
@@ -177,7 +167,7 @@ def _words(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
-def _name(program: Program) -> str:
+def name_of(program: Program) -> str:
     """For profiles and compiler messages."""
     match program:
         case Forward(bucket):

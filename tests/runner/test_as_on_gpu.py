@@ -47,7 +47,9 @@ def like_gpu(folder, monkeypatch):
     monkeypatch.setattr(logprobs, "PROMPT_ROWS", 4)
     for name in ("_buckets", "_limits", "_shapes"):
         monkeypatch.setattr(build, name, _on_gpu(getattr(build, name)))
-    engine = make_engine(folder, enable_chunked_prefill=True, max_num_batched_tokens=None, num_blocks=20)
+    flags = {"enable_chunked_prefill": True, "max_num_batched_tokens": None, "num_blocks": 20}
+    # Kept programs know nothing of what is patched here.
+    engine = make_engine(folder, **flags, compilation_cache_dir="")
     assert (engine.limits.step_tokens, engine.limits.mixed_tokens) == (64, 16)
     return engine
 
