@@ -2,10 +2,10 @@
 
     python -m benchmarks.h200 --json OUT.json [--only serve,step] [--quick] [--budget-s 560]
 
-The model has the shape of Llama-3.1-8B and random weights. Every part is a process of its own with a time limit, in
-order of importance; what fails is a row of the table, and the rest goes on. The JSON file is written after every part.
-On a machine without a GPU, `--shape tiny` tries the script itself. Flags and sizes are in h200_settings.py, limits in
-h200_table.py. Exits with 1 where a part failed; a figure that falls short is only told.
+The model has the shape of Llama-3.1-8B and random weights. Every part is a process of its own with a time limit; what
+fails is a row of the table, and the rest goes on. The JSON file is written after every part. On a machine without a
+GPU, `--shape tiny` tries the script itself. Flags and sizes are in h200_settings.py, limits in h200_table.py. Exits
+with 1 where a part failed; a figure that falls short is only told.
 """
 
 import argparse
@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,17 +39,20 @@ class Part:
     name: str
     limit_s: float
     by_peer: bool = False  # whether torch's interpreter runs it
+    memory: str | None = None  # the share of the device's that it takes, if not as much as a server
 
 
-PARTS = (
-    Part("serve", 300),
-    Part("step", 120),
-    Part("prefill", 120),
-    Part("kernel", 90),
-    Part("peer", 90, by_peer=True),
-    Part("parity", 120),
-    Part("offline", 240),
+# In this order; those of a row run side by side, as it is not time that they measure.
+GROUPS = (
+    (Part("serve", 300),),
+    (Part("step", 120),),
+    (Part("prefill", 120),),
+    (Part("kernel", 60),),
+    (Part("peer", 90, by_peer=True),),
+    (Part("parity", 120, memory="0.5"), Part("checks", 120)),
+    (Part("offline", 180),),
 )
+PARTS = tuple(part for group in GROUPS for part in group)
 
 
 def main() -> int:
@@ -57,21 +62,16 @@ def main() -> int:
         scratch = arguments.scratch or Path(temporary)
         scratch.mkdir(parents=True, exist_ok=True)
         report: dict[str, Any] = {"machine": _machine(), "arguments": sys.argv[1:], "rows": [], "parts": {}}
-        for part in PARTS:
-            if arguments.only and part.name not in arguments.only:
-                continue
-            room = min(part.limit_s, ends - time.time() - _GRACE_S)
-            print(f"{part.name}: at most {room:.0f} s", flush=True)
-            report["parts"][part.name] = _run(part, arguments, scratch, room)
-            values = _values(report["parts"])
-            report["rows"] = rows(values, report["parts"])
+        for group in GROUPS:
+            wanted = [part for part in group if not arguments.only or part.name in arguments.only]
+            found = _run_group(wanted, arguments, scratch, ends - time.time() - _GRACE_S)
+            report["parts"] |= found
+            report["rows"] = rows(_values(report["parts"]), report["parts"])
             report["seconds"] = round(time.time() - ends + arguments.budget_s, 1)
             if arguments.json:
                 _write(arguments.json, report)
-            print(
-                table(report["parts"][part.name].get("figures", {}), {part.name: report["parts"][part.name]}),
-                flush=True,
-            )
+            if found:
+                print(table(_values(found), found), flush=True)
         print("", table(_values(report["parts"]), report["parts"]), sep="\n")
         if arguments.shape != "8b":
             print(f"These are figures of --shape {arguments.shape}: they say that the script works, and nothing else.")
@@ -100,6 +100,19 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
+def _run_group(
+    parts: Sequence[Part], arguments: argparse.Namespace, scratch: Path, room: float
+) -> dict[str, dict[str, Any]]:
+    """What became of parts that run side by side."""
+    with ThreadPoolExecutor(max(len(parts), 1)) as pool:
+        running = {}
+        for part in parts:
+            limit = min(part.limit_s, room)
+            print(f"{part.name}: at most {limit:.0f} s", flush=True)
+            running[part.name] = pool.submit(_run, part, arguments, scratch, limit)
+        return {name: future.result() for name, future in running.items()}
+
+
 def _run(part: Part, arguments: argparse.Namespace, scratch: Path, room: float) -> dict[str, Any]:
     """What became of a part: its figures, and how it ended."""
     if room <= _GRACE_S:
@@ -118,7 +131,7 @@ def _run(part: Part, arguments: argparse.Namespace, scratch: Path, room: float) 
     started = time.monotonic()
     with log.open("wb") as errors:
         # A group of its own, so that with a part everything ends that it has started.
-        process = subprocess.Popen(command, cwd=ROOT, stderr=errors, start_new_session=True, env=_environment())
+        process = subprocess.Popen(command, cwd=ROOT, stderr=errors, start_new_session=True, env=_environment(part))
         try:
             code = process.wait(room + _GRACE_S)
             status = "done" if code == 0 else f"failed with {code}"
@@ -133,10 +146,13 @@ def _run(part: Part, arguments: argparse.Namespace, scratch: Path, room: float) 
     return {"status": status, "seconds": round(time.monotonic() - started, 1), **found, **told}
 
 
-def _environment() -> dict[str, str]:
+def _environment(part: Part) -> dict[str, str]:
     """The tree comes first on the path, wherever it is run from."""
     inherited = os.environ.get("PYTHONPATH")
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *([inherited] if inherited else [])])}
+    changes = {"PYTHONPATH": os.pathsep.join([str(ROOT), *([inherited] if inherited else [])])}
+    if part.memory is not None:
+        changes["XLA_CLIENT_MEM_FRACTION"] = part.memory
+    return os.environ | changes
 
 
 def _end(process: subprocess.Popen) -> None:

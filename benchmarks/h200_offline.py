@@ -2,7 +2,6 @@
 
 import dataclasses
 import sys
-import time
 
 from benchmarks.h200_part import Results, Settings, run_part
 from benchmarks.h200_settings import TENSORRT_LLM_FP8
@@ -20,9 +19,6 @@ def measure(settings: Settings, results: Results) -> None:
     engine, seconds = make_engine(settings, settings.plan.flags.offline)
     limits = dataclasses.asdict(engine.limits)
     results.detail("engine", {"built s": round(seconds, 1), **limits})
-    started = time.monotonic()
-    _meet_every_shape(engine)
-    results.detail("compiled s", round(time.monotonic() - started, 1))
     runs = settings.plan.sizes.offline_runs
     speed = 0.0  # of the run before, in the unit of `_work` per second
     for number, (tokens_in, tokens_out, requests) in enumerate(runs):
@@ -45,18 +41,6 @@ def measure(settings: Settings, results: Results) -> None:
 def _work(tokens_in: int, tokens_out: int, requests: int) -> float:
     """What a run costs, in tokens out; of tokens in, some ten cost as much."""
     return requests * (tokens_out + tokens_in / 10)
-
-
-def _meet_every_shape(engine: Engine) -> None:
-    """Has every shape compiled that a run can meet: all sizes of batches, and all sizes of prompts."""
-    largest = engine.limits.max_running
-    sizes = {1, largest, *(2**power + 1 for power in range(3, largest.bit_length() - 1))}
-    for seed, size in enumerate(sorted(sizes)):
-        offline.measure(engine, size, 16, 4, seed=1000 + seed)
-    length = engine.limits.step_tokens
-    while length >= 64:
-        offline.measure(engine, 1, min(length, engine.limits.max_model_len - 2), 2, seed=2000 + length)
-        length //= 2
 
 
 def _counts(engine: Engine) -> tuple[int, int]:

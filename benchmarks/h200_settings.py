@@ -54,7 +54,7 @@ TINY: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """Of the server, for each part that has one; parts without a server give them to the engine."""
+    """Of the servers and engines; `step` has those of `serve`, and what that has compiled."""
 
     serve: tuple[str, ...] = (
         "--max_model_len=4096",
@@ -81,15 +81,13 @@ class Flags:
         "--num_blocks=2048",
         "--no-warmup",
     )
+    # Nobody waits for a token: large steps, and few shapes of them.
     offline: tuple[str, ...] = (
         "--max_model_len=8192",
-        "--max_decode_seqs=256",
+        "--max_decode_seqs=512",
         "--decode_seqs_padding=64",
         "--enable_chunked_prefill",
-        "--max_num_batched_tokens=4096",
-        "--prefill_len_padding=1024",
-        "--gpu_memory_utilization=0.95",
-        "--no-warmup",
+        "--max_num_batched_tokens=2048",
     )
 
 
@@ -129,11 +127,11 @@ class Sizes:
     parity_tokens: tuple[int, int] = (500, 64)
     parity_prompts: int = 8
     offline_runs: tuple[tuple[int, int, int], ...] = (  # in, out, requests
-        (128, 128, 1024),
+        (128, 128, 2048),
         (1000, 1000, 256),
-        (2048, 128, 256),
-        (500, 2000, 192),
-        (5000, 500, 96),
+        (2048, 128, 192),
+        (500, 2000, 256),
+        (5000, 500, 64),
         (128, 2048, 256),
         (2048, 2048, 128),
     )
@@ -187,7 +185,7 @@ TINY_FLAGS = Flags(
     parity=("--max_model_len=256", "--max_decode_seqs=8", "--decode_seqs_padding=8", "--max_num_batched_tokens=256",
             "--prefill_len_padding=256", "--num_blocks=256", "--no-warmup"),
     offline=("--max_model_len=256", "--max_decode_seqs=16", "--decode_seqs_padding=8", "--prefill_len_padding=128",
-             "--max_num_batched_tokens=256", "--enable_chunked_prefill", "--num_blocks=256", "--no-warmup"),
+             "--max_num_batched_tokens=256", "--enable_chunked_prefill", "--num_blocks=256"),
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 The engine is that of the part `serve`, with its flags and its compiled steps.
 """
 
+import gc
 import sys
 import time
 from collections.abc import Sequence
@@ -84,6 +85,7 @@ def measure(settings: Settings, results: Results) -> None:
     # What these steps need is compiled when the steps before the measurement come to it.
     engine, built_s = make_engine(settings, [*settings.plan.flags.serve, "--no-warmup"])
     results.detail("engine built s", round(built_s, 1))
+    gc.freeze()  # as the server's engine does
     clock = Clock(engine._runner)
     engine._runner = clock
     for batch, name in zip(sizes.step_batches, ("64", "128", "1"), strict=True):
@@ -174,7 +176,8 @@ def _record_idle(results: Results, profile: Profile, traced_ms: float) -> None:
 def start_decodes(engine: Engine, batch: int, context: int, steps: int, sampling: dict[str, Any]) -> list[Request]:
     """Requests whose prompts are computed, and whose sequences are `context` long, on average, in the next steps."""
     random, limits = np.random.default_rng(batch), engine.limits
-    last = context - WARM_STEPS - steps // 2
+    first = context - steps // 2
+    last = first - WARM_STEPS - batch // 4  # what is too short decodes for longer before it is timed
     # Those that are started first decode while the others' prompts are computed, so they are given less to begin with.
     head_start = min(batch * last / (limits.mixed_tokens or limits.step_tokens), last / 2)
     requests = []
@@ -187,7 +190,7 @@ def start_decodes(engine: Engine, batch: int, context: int, steps: int, sampling
     started: set[str] = set()
     while len(started) < batch:
         started.update(output.request_id for output in engine.step())
-    for _ in range(WARM_STEPS):
+    while lengths(requests).mean() < first:
         engine.step()
     return requests
 

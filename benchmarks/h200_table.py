@@ -61,7 +61,7 @@ FIGURES = (
     Figure("kernel_ragged", "attention B=64, contexts 1..4000", 0.82, 0.90, part="kernel"),
     Figure("kernel_b8", "attention B=8 at 1500", 0.63, 0.80, part="kernel"),
     Figure("kernel_b1", "attention B=1 at 1500", part="kernel"),
-    _most("kernel_error", "largest difference to reference.py", 0.02, part="kernel", digits=5),
+    _most("kernel_error", "attention kernels' largest difference to reference.py", 0.02, part="checks", digits=5),
     Figure("peer_decode", "transformers' continuous batching, decode tok/s at 64", digits=0, part="peer"),
     Figure("over_transformers", "our decode at 64 over transformers'", 15, 18, digits=1),
     Figure("under_load_mini", "greedy under load equal to alone, hex-mini", 1.0, part="parity"),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import h200, h200_kernel
+from benchmarks import h200, h200_checks
 from benchmarks.h200_model import word, write_model
 from benchmarks.h200_part import Results, Settings
 from benchmarks.h200_settings import LLAMA_8B, PLANS, TINY, prefill_flops
@@ -107,8 +107,8 @@ def test_the_flags_of_every_part_are_flags(plan):
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_attention_that_is_wrong_is_seen(tmp_path, monkeypatch, mixed):
-    case, sizes = h200_kernel.Case(mixed=mixed), settings(tmp_path).plan.sizes
-    assert h200_kernel._check(sizes, case, 1) < 0.02
+    case, sizes = h200_checks.Case(mixed=mixed), settings(tmp_path).plan.sizes
+    assert h200_checks.check(sizes, case, 1) < 0.02
     right = api.paged_attention
 
     def wrong(q, k, v, pages, batch, *, implementation=None, **options):
@@ -117,7 +117,7 @@ def test_attention_that_is_wrong_is_seen(tmp_path, monkeypatch, mixed):
         return right(q, k, v, pages, batch, implementation=implementation, **options)
 
     monkeypatch.setattr(api, "paged_attention", wrong)
-    assert h200_kernel._check(sizes, case, 1) > 0.02
+    assert h200_checks.check(sizes, case, 1) > 0.02
 
 
 def test_steps_are_timed_at_the_context_asked_for(tmp_path):
