@@ -15,10 +15,11 @@ from typing import Any
 import jax
 from jax import export
 
-import hex_llm
 from hex_llm.runner.programs import Program, Programs, name_of
 
 logger = logging.getLogger(__name__)
+
+_PACKAGE = Path(__file__).parents[1]
 
 # JAX promises the meaning of an exported program for other versions of itself, with kernels left out. A file is for
 # this version only, so nothing has to be promised.
@@ -76,7 +77,7 @@ def _surroundings() -> str:
     """All that decides what a program is traced to, but for its own description: the code, and what runs it."""
     device = jax.devices()[0]
     code = hashlib.sha256()
-    for path, data in _sources(Path(hex_llm.__file__).parent):
+    for path, data in _sources(_PACKAGE):
         code.update(f"{path} {len(data)}\n".encode() + data)
     versions = f"{jax.__version__} {device.client.platform_version}"
     return f"{code.hexdigest()}\n{versions}\n{jax.default_backend()} {device.device_kind} {jax.device_count()}"
