@@ -109,14 +109,16 @@ def measure(settings: Settings, results: Results) -> None:
 
 
 def _trace(settings: Settings, results: Results, engine: Engine, name: str, sampling: dict[str, Any]) -> None:
-    sizes = settings.plan.sizes
-    requests = start_decodes(engine, sizes.traced_batch, sizes.step_context, sizes.traced_steps, sampling)
+    steps = settings.plan.sizes.traced_steps
+    requests = start_decodes(
+        engine, settings.plan.sizes.traced_batch, settings.plan.sizes.step_context, 2 * steps, sampling
+    )
     folder = settings.folder / "trace" / name
-    marks = []
+    untraced = step_ms(engine, steps // 2)
     with tracing(folder):
-        for _ in range(sizes.traced_steps):
-            engine.step()
-            marks.append(time.perf_counter())
+        traced = step_ms(engine, steps)
+    step_ms(engine, WARM_STEPS)
+    untraced += step_ms(engine, steps // 2)
     finish(engine, requests)
     profile = read_profile(folder)
     results.detail(f"{name}: programs, count and us", profile.by("module"))
@@ -128,7 +130,7 @@ def _trace(settings: Settings, results: Results, engine: Engine, name: str, samp
         results.detail(f"{name}: note", "the trace names no programs: it is the sampler's time alone over a step's")
         results.figure(name, alone / 1000 / results.figures["step64"])
     if name == "sampling":
-        _record_idle(results, profile, 1000 * float(np.mean(middle(np.diff(marks).tolist()))))
+        _record_idle(results, profile, float(np.mean(middle(traced))), float(np.mean(untraced)))
 
 
 def _time_sampler(settings: Settings, results: Results) -> None:
@@ -151,20 +153,20 @@ def _time_sampler(settings: Settings, results: Results) -> None:
     results.detail("sampler alone, us", found)
 
 
-def _record_idle(results: Results, profile: Profile, traced_ms: float) -> None:
-    """The trace tells how long the kernels of a step take, and the steps that are not traced how long it takes in all.
+def _record_idle(results: Results, profile: Profile, traced_ms: float, untraced_ms: float) -> None:
+    """The trace tells how long the kernels of a step take, and steps before and after it how long one takes in all.
 
     Gaps inside the trace are told as well, but tracing makes some of its own.
     """
     busy_ms = profile.busy_ns / profile.span_ns * traced_ms
-    if "step64" in results.figures:
-        idle = 1 - busy_ms / results.figures["step64"]
-        # Below 0, tracing has slowed the kernels down; then its own gaps are what there is to tell.
-        results.figure("idle64", idle if idle >= 0 else profile.idle_share)
+    idle = 1 - busy_ms / untraced_ms
+    # Below 0, tracing has slowed the kernels down; then its own gaps are what there is to tell.
+    results.figure("idle64", idle if idle >= 0 else profile.idle_share)
     results.detail(
         "trace",
         {
             "step ms": round(traced_ms, 3),
+            "step ms, untraced": round(untraced_ms, 3),
             "kernels' ms in a step": round(busy_ms, 3),
             "idle share while traced": round(profile.idle_share, 4),
             "kernels": len(profile.kernels),
@@ -195,14 +197,18 @@ def start_decodes(engine: Engine, batch: int, context: int, steps: int, sampling
     return requests
 
 
-def time_steps(engine: Engine, clock: Clock, steps: int) -> dict[str, float]:
-    """Means over steps, in ms. Python's part is all but the wait for the device."""
-    clock.reset()
+def step_ms(engine: Engine, steps: int) -> list[float]:
     marks = [time.perf_counter()]
     for _ in range(steps):
         engine.step()
         marks.append(time.perf_counter())
-    gaps = 1000 * np.diff(marks)
+    return (1000 * np.diff(marks)).tolist()
+
+
+def time_steps(engine: Engine, clock: Clock, steps: int) -> dict[str, float]:
+    """Means over steps, in ms. Python's part is all but the wait for the device."""
+    clock.reset()
+    gaps = np.asarray(step_ms(engine, steps))
     wait, dispatch = 1000 * clock.wait_s / steps, 1000 * clock.dispatch_s / max(clock.steps, 1)
     return {
         "step_ms": float(gaps.mean()),
