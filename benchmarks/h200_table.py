@@ -63,7 +63,7 @@ FIGURES = (
     Figure("kernel_b1", "attention B=1 at 1500", part="kernel"),
     _most("kernel_error", "attention kernels' largest difference to reference.py", 0.02, part="checks", digits=5),
     Figure("peer_decode", "transformers' continuous batching, decode tok/s at 64", digits=0, part="peer"),
-    Figure("over_transformers", "our decode at 64 over transformers'", 15, 18, digits=1),
+    Figure("over_transformers", "our decode at 64 over transformers'", 15, 18, digits=1, part="peer"),
     Figure("under_load_mini", "greedy under load equal to alone, hex-mini", 1.0, part="parity"),
     Figure("under_load_8b", "greedy under load equal to alone, this shape", 1.0, part="parity"),
     _most("logprobs_bf16", "largest difference of log-probabilities, bf16 to float32", 0.5, part="parity"),

@@ -140,11 +140,12 @@ def _plan(
     """How many KV blocks there are, which is a part of every compiled shape, and what the memory goes to."""
     weights, memory = family(model.arch).weights, Memory.of(mesh.devices.flat[0])
     params = abstract(weights, model.arch, mesh, model.dtype)
-    lowered = config.compilation_cache and config.compilation_cache / "lowered"
 
     def compiler_for(num_pages: int) -> Compiler:
         programs = Programs(model.arch, _shapes(config, model, buckets, num_pages), params, model.dtype)
-        return Compiler(programs, folder=lowered, jit=config.enable_jit, report=partial(report, COMPILING))
+        return Compiler(
+            programs, folder=config.lowered_programs, jit=config.enable_jit, report=partial(report, COMPILING)
+        )
 
     def fill(needs: Needs) -> int:
         return plan_blocks(
@@ -170,8 +171,8 @@ def _plan(
         done = "Planned memory, with the largest steps compiled,"
         with _phase(done, partial(report, PLANNING)), ThreadPoolExecutor() as pool:
             temporaries, results = zip(*pool.map(compiler.memory, _largest(buckets)), strict=True)
-        # One program runs at a time; what it leaves for the next is there beside the next one's temporaries.
-        needs = dataclasses.replace(needs, temporaries=max(temporaries) + max(results))
+        # One program runs at a time, beside what those before it in the step have left for it and for others.
+        needs = dataclasses.replace(needs, temporaries=max(temporaries) + sum(results))
         if fill(needs) != compiler.programs.shapes.num_pages:
             compiler = compiler_for(fill(needs))
     return compiler, needs
@@ -202,7 +203,7 @@ def _use_compilation_cache(config: Config) -> None:
     compilation_cache.reset_cache()  # or else JAX stays with the folder it began with
     jax.config.update("jax_enable_compilation_cache", folder is not None)
     if folder:
-        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -339,15 +339,21 @@ class Config:
         return min(self.prefill_len_padding, 128) if self.enable_chunked_prefill else self.prefill_len_padding
 
     @property
-    def compilation_cache(self) -> Path | None:
-        """The folder that keeps compiled steps; None keeps none."""
+    def compilation_cache(self) -> str | None:
+        """The folder, or the address of one, that keeps compiled steps; None keeps none."""
         if self.compilation_cache_dir is not None:
-            return Path(self.compilation_cache_dir).expanduser() if self.compilation_cache_dir else None
+            return os.path.expanduser(self.compilation_cache_dir) or None  # noqa: PTH111 (a Path spoils "gs://")
         if jax_cache := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-            return Path(jax_cache)
+            return jax_cache
         user_cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
         # The XDG rules say to take no notice of a relative path.
-        return (user_cache if user_cache.is_absolute() else Path.home() / ".cache") / "hex_llm" / "xla"
+        return str((user_cache if user_cache.is_absolute() else Path.home() / ".cache") / "hex_llm" / "xla")
+
+    @property
+    def lowered_programs(self) -> Path | None:
+        """The folder that keeps what the compiler was given, beside what it made of it; None keeps none."""
+        cache = self.compilation_cache
+        return Path(cache) / "lowered" if cache and "://" not in cache else None
 
     @classmethod
     def from_args(cls, argv: Sequence[str]) -> "Config":

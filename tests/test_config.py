@@ -401,15 +401,19 @@ def test_the_compilation_cache_is_the_users_unless_said_otherwise(monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert Config().compilation_cache == Path("/home/someone/.cache/hex_llm/xla")
+    assert Config().compilation_cache == "/home/someone/.cache/hex_llm/xla"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert Config().compilation_cache == Path("/home/someone/.cache/hex_llm/xla")
+    assert Config().compilation_cache == "/home/someone/.cache/hex_llm/xla"
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    assert Config().compilation_cache == Path("/cache/hex_llm/xla")
+    assert Config().compilation_cache == "/cache/hex_llm/xla"
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/jax")
-    assert Config().compilation_cache == Path("/jax")
-    assert Config(compilation_cache_dir="~/mine").compilation_cache == Path("/home/someone/mine")
+    assert Config().compilation_cache == "/jax"
+    assert Config(compilation_cache_dir="~/mine").compilation_cache == "/home/someone/mine"
+    assert Config(compilation_cache_dir="~/mine").lowered_programs == Path("/home/someone/mine/lowered")
+    assert Config(compilation_cache_dir="gs://bucket/mine").compilation_cache == "gs://bucket/mine"
+    assert Config(compilation_cache_dir="gs://bucket/mine").lowered_programs is None
     assert parse("--compilation_cache_dir=").compilation_cache is None
+    assert parse("--compilation_cache_dir=").lowered_programs is None
 
 
 def test_the_page_of_flags_is_up_to_date():

@@ -34,6 +34,10 @@ SEPARATE = tuple(each for each in Variant if each != Variant.ANY)
 TOGETHER = (Variant.ANY,)
 
 
+# Rows up to which spare ones cost hardly anything: a head's weights take longer to read than to multiply with.
+FEW_ROWS = 64
+
+
 @dataclass(frozen=True, slots=True)
 class Buckets:
     """Ladders of buckets: powers of a factor times a padding, up to what a step can hold."""
@@ -44,7 +48,7 @@ class Buckets:
     max_mixed_tokens: int
     max_mixed_seqs: int
     growth: int = 2  # from one bucket to the next
-    row_growth: int = 2  # from one number of rows to the next
+    row_growth: int = 2  # from one number of rows to the next, while they are few
     single: bool = False  # there is a bucket for one decode alone
     variants: tuple[Variant, ...] = SEPARATE  # that are compiled
 
@@ -81,10 +85,10 @@ class Buckets:
             size *= self.growth
 
     def _rows(self, seqs: int) -> int:
-        most = max(-(-self.max_decodes // self.decode_padding) * self.decode_padding, self.max_mixed_seqs)
-        if self.row_growth <= self.growth or seqs > most:
+        if self.row_growth <= self.growth:
             return seqs
+        most = max(-(-self.max_decodes // self.decode_padding) * self.decode_padding, self.max_mixed_seqs)
         rows = self.decode_padding
         while rows < seqs:
-            rows *= self.row_growth
-        return max(min(rows, most), seqs)
+            rows *= self.row_growth if rows < FEW_ROWS else self.growth
+        return min(rows, most)

@@ -96,7 +96,7 @@ class Compiler:
     def _compile(self, program: Program) -> Any:
         with self._lock:  # it is all Python: side by side, each would only come later to what is not
             lowered = self._lowering.lower(program)
-        return lowered.compile(compiler_options=compiler_options(program))
+        return lowered.compile(compiler_options=compiler_options(self.programs, program))
 
 
 def _uncompiled(function: Callable) -> Callable:

@@ -4,11 +4,12 @@ Tracing is all Python, and gives the same every time: with kernels, half a minut
 in a file whose name stands for all that went in.
 """
 
-import functools
 import hashlib
 import logging
-import os
-from collections.abc import Iterator
+import secrets
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,7 @@ from hex_llm.runner.programs import Program, Programs, name_of
 logger = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).parents[1]
-
-# JAX promises the meaning of an exported program for other versions of itself, with kernels left out. A file is for
-# this version only, so nothing has to be promised.
-_KERNELS = [export.DisabledSafetyCheck.custom_call(name) for name in ("mosaic_gpu_v2", "tpu_custom_call")]
-jax.config.update("jax_export_ignore_forward_compatibility", True)
+_SUM = hashlib.sha256().digest_size
 
 
 class Lowering:
@@ -36,33 +33,28 @@ class Lowering:
 
     def lower(self, program: Program) -> jax.stages.Lowered:
         arguments, donated = self._programs.arguments(program)
-        function = self._programs.function(program)
+        function = _named(self._programs.function(program), program)
         if self._folder is not None:
-            function = self._exported(self._folder, program, arguments).call
-        return jax.jit(_named(function, program), donate_argnums=donated).lower(*arguments)
+            path = self._folder / f"{name_of(program)}-{self._digest(program)}"
+            if exported := _read(path) or _export(function, arguments, path):
+                function = _named(exported.call, program)
+        return jax.jit(function, donate_argnums=donated).lower(*arguments)
 
-    def _exported(self, folder: Path, program: Program, arguments: tuple[Any, ...]) -> export.Exported:
-        path = folder / f"{name_of(program)}-{self._digest(program, arguments)}"
-        if data := _read(path):
-            return export.deserialize(bytearray(data))
-        function = jax.jit(_named(self._programs.function(program), program))
-        exported = export.export(function, disabled_checks=_KERNELS)(*arguments)
-        _write(path, bytes(exported.serialize()))
-        return exported
-
-    def _digest(self, program: Program, arguments: tuple[Any, ...]) -> str:
-        leaves, tree = jax.tree.flatten(arguments)
+    def _digest(self, program: Program) -> str:
+        """Of all that decides what a program is traced to."""
+        function = self._programs.function(program)
+        settled = function.keywords if isinstance(function, partial) else {}
+        leaves, tree = jax.tree.flatten(self._programs.arguments(program)[0])
         parts = [
-            _surroundings(),
-            repr((self._programs.arch, self._programs.shapes, program)),
-            str(tree),
+            _CODE,
+            *_surroundings(),
+            f"{program} {settled} {tree}",
             *(f"{leaf.shape} {leaf.dtype} {getattr(leaf, 'sharding', None)}" for leaf in leaves),
-            *(f"{name}={value}" for name, value in sorted(jax.config.values.items()) if "cache" not in name),
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _named(function: Any, program: Program) -> Any:
+def _named(function: Callable, program: Program) -> Callable:
     """With the name that profiles and compiler messages are to show."""
 
     def named(*arguments: Any) -> Any:
@@ -72,46 +64,80 @@ def _named(function: Any, program: Program) -> Any:
     return named
 
 
-@functools.cache
-def _surroundings() -> str:
-    """All that decides what a program is traced to, but for its own description: the code, and what runs it."""
+def _digest_of_code() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        data = path.read_bytes()
+        digest.update(f"{path.relative_to(_PACKAGE)} {len(data)}\n".encode() + data)
+    return digest.hexdigest()
+
+
+_CODE = _digest_of_code()  # now, when it is imported: what is traced later is this, whatever the files say then
+
+
+def _surroundings() -> list[str]:
+    """What runs the programs, and how JAX is set."""
     device = jax.devices()[0]
-    code = hashlib.sha256()
-    for path, data in _sources(_PACKAGE):
-        code.update(f"{path} {len(data)}\n".encode() + data)
+    about = [getattr(device, name, None) for name in ("device_kind", "core_count", "compute_capability")]
     versions = f"{jax.__version__} {device.client.platform_version}"
-    return f"{code.hexdigest()}\n{versions}\n{jax.default_backend()} {device.device_kind} {jax.device_count()}"
+    settings = [f"{name}={value}" for name, value in sorted(jax.config.values.items()) if "cache" not in name]
+    return [versions, f"{jax.default_backend()} {about} {jax.device_count()}", *settings]
 
 
-def _sources(package: Path) -> Iterator[tuple[str, bytes]]:
-    for path in sorted(package.rglob("*.py")):
-        yield str(path.relative_to(package)), path.read_bytes()
+def _export(function: Callable, arguments: tuple[Any, ...], path: Path) -> export.Exported | None:
+    """Keeps it too. None where a program cannot be exported, which only costs the next start its time."""
+    try:
+        with _for_this_version_only():
+            exported = export.export(jax.jit(function))(*arguments)
+        data = bytes(exported.serialize())
+    except Exception as error:
+        _warn(f"{path.name} cannot be kept: {type(error).__name__}. The next start has to trace it again.")
+        logger.debug("Why it cannot be kept:", exc_info=True)
+        return None
+    if _digest_of_code() == _CODE:  # or else it was changed on the disk, and some of it may have been imported since
+        _write(path, data)
+    return exported
 
 
-_SUM = hashlib.sha256().digest_size
+@contextmanager
+def _for_this_version_only():
+    """Exports hold for older versions of JAX too, unless told that they need not, and then leave out what is new."""
+    before = jax.config.values["jax_export_ignore_forward_compatibility"]
+    jax.config.update("jax_export_ignore_forward_compatibility", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_export_ignore_forward_compatibility", before)
 
 
-def _read(path: Path) -> bytes | None:
+def _read(path: Path) -> export.Exported | None:
     try:
         content = path.read_bytes()
+        data = content[_SUM:]
+        if content[:_SUM] == hashlib.sha256(data).digest():
+            return export.deserialize(bytearray(data))
+        _warn(f"{path} is damaged; what it keeps is made again.")
     except FileNotFoundError:
-        return None
-    except OSError as error:
-        logger.warning("%s cannot be read (%s); what it keeps is made again.", path, error.strerror)
-        return None
-    data = content[_SUM:]
-    if content[:_SUM] != hashlib.sha256(data).digest():
-        logger.warning("%s is damaged; what it keeps is made again.", path)
-        return None
-    return data
+        pass
+    except Exception as error:
+        _warn(f"{path} cannot be read ({type(error).__name__}); what it keeps is made again.")
+    return None
 
 
 def _write(path: Path, data: bytes) -> None:
     """Whole or not at all: other processes may read it, or write the same."""
-    part = path.with_name(f"{path.name}.{os.getpid()}")
+    part = path.with_name(f".{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(hashlib.sha256(data).digest() + data)
         part.replace(path)
     except OSError as error:
-        logger.warning("%s cannot be written (%s); the next start has to make it again.", path, error.strerror)
+        _warn(f"{path.parent} cannot be written to ({error.strerror}); the next start has to trace programs again.")
+        with suppress(OSError):
+            part.unlink()
+
+
+@cache
+def _warn(text: str) -> None:
+    """Once, however many programs it is about."""
+    logger.warning("%s", text)

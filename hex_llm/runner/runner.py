@@ -17,7 +17,13 @@ from hex_llm.runner.forward import Computed
 from hex_llm.runner.layout import Layout
 from hex_llm.runner.pack import Packer, wants_prompt_logprobs
 from hex_llm.runner.programs import Admit, Choose, ChooseAny, Forward, Process, Remember, Score, ScorePrompt
-from hex_llm.runner.state import empty_history, empty_slots, needed_variant, pack_admission
+from hex_llm.runner.state import (
+    empty_history,
+    empty_slots,
+    needed_variant,
+    pack_admission,
+    packed_admission_size,
+)
 
 
 class DeviceRunner:
@@ -42,20 +48,23 @@ class DeviceRunner:
         packed = self._packer.pack(step)
         computed = self._forward(packed.bucket, packed.blob)
         chosen = self._choose(packed.bucket, packed.variant, computed)
-        scores = None
-        if packed.targets is not None:
-            score = self._compiler.get(ScorePrompt(packed.bucket.tokens))
-            scores = score(self._params, computed.hidden, packed.targets)
+        scores = None if packed.targets is None else self._score_prompt(packed.bucket, computed, packed.targets)
         return PendingOutput(step, chosen, scores)
 
     def rehearse(self, buckets: Buckets) -> None:
         """Runs every program once, on nothing but padding: a device loads a program when it is first run, and no
         request shall wait for that."""
+        nobody = np.zeros(packed_admission_size(self._shapes), np.int32)
+        nobody[0] = self._shapes.num_slots
+        self._history = self._compiler.get(Admit())(self._history, nobody)
         for bucket in buckets:
             computed = self._forward(bucket, Layout(bucket, self._shapes).empty()[0])
             for variant in buckets.variants:
                 self._choose(bucket, variant, computed)
-        jax.block_until_ready(self._slots)
+            if not bucket.decode:
+                self._score_prompt(bucket, computed, np.ones(bucket.tokens + 1, np.int32))
+            del computed  # or it would still be there when the next one is made
+        jax.block_until_ready((self._slots, self._history))
 
     def _forward(self, bucket: Bucket, blob: np.ndarray) -> Computed:
         forward = self._compiler.get(Forward(bucket))
@@ -75,6 +84,9 @@ class DeviceRunner:
         if ruled:
             self._history = get(Remember(rows))(self._history, computed.rows, tokens)
         return Chosen(tokens, get(Score(rows))(logits, tokens) if variant >= Variant.SCORED else None)
+
+    def _score_prompt(self, bucket: Bucket, computed: Computed, targets: np.ndarray) -> Array:
+        return self._compiler.get(ScorePrompt(bucket.tokens))(self._params, computed.hidden, targets)
 
 
 @dataclass(frozen=True, slots=True)

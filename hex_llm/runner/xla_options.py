@@ -4,8 +4,8 @@ import os
 
 import jax
 
-from hex_llm.kernels.matmul.api import chained
-from hex_llm.runner.programs import Forward, Program
+from hex_llm.kernels.matmul.api import chains
+from hex_llm.runner.programs import Forward, Program, Programs
 
 # Of a GPU's memory. JAX's own choice is 0.75; the rest is for CUDA itself, its libraries and its graphs.
 GPU_MEMORY = "0.93"
@@ -17,7 +17,7 @@ def prepare_environment() -> None:
         os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", GPU_MEMORY)
 
 
-def compiler_options(program: Program) -> dict[str, bool | int | str] | None:
+def compiler_options(programs: Programs, program: Program) -> dict[str, bool | int | str] | None:
     if jax.default_backend() != "gpu":
         return None
     # A profile shall show what runs without one.
@@ -25,7 +25,9 @@ def compiler_options(program: Program) -> dict[str, bool | int | str] | None:
     if isinstance(program, Forward):
         # With a few rows Triton's matmuls are the faster ones, with more of them cuBLAS's.
         options["xla_gpu_enable_triton_gemm"] = program.bucket.tokens < 16
-        if chained(program.bucket.tokens):
+        arch = programs.arch
+        sizes = (arch.embed_size, arch.mlp_size, arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim)
+        if chains(program.bucket.tokens, programs.params.embed.dtype, *sizes):
             # A graph would stand between two kernels of the chain, and the second could not begin ahead.
             options["xla_gpu_enable_command_buffer"] = ""
     return options

@@ -67,3 +67,6 @@ def test_fewer_numbers_of_rows_than_of_sequences_hold_them_all():
     assert {bucket.tokens: bucket.rows for bucket in buckets if bucket.decode} == {
         1: 8, 8: 8, 16: 64, 32: 64, 64: 64, 128: 128,
     }  # fmt: skip
+    # With many, spare ones are dear.
+    buckets = Buckets(64, 512, 128, 512, 512, row_growth=8)
+    assert all(bucket.rows == bucket.seqs for bucket in buckets if bucket.decode)

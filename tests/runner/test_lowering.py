@@ -1,6 +1,10 @@
 """What is kept of lowered programs."""
 
 import dataclasses
+import errno
+import hashlib
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -11,7 +15,7 @@ from hex_llm.models import decoder
 from hex_llm.runner import lowering
 from hex_llm.runner.buckets import SEPARATE, Bucket
 from hex_llm.runner.lowering import Lowering
-from hex_llm.runner.programs import Admit, Forward, Programs, all_programs
+from hex_llm.runner.programs import Admit, Forward, Programs, ScorePrompt, all_programs
 from tests.checkpoints import write_llama
 from tests.runner.engines import make_engine, run, tokens
 
@@ -63,31 +67,76 @@ def test_what_is_donated_stays_so(programs, tmp_path):
         assert compiled.memory_analysis().alias_size_in_bytes == sum(a.size * a.dtype.itemsize for a in donated)
 
 
-@pytest.mark.parametrize("damage", [b"", b"short", None])
+@pytest.fixture(autouse=True)
+def warn_anew():
+    lowering._warn.cache_clear()
+
+
+DAMAGES = {
+    "empty": lambda whole: b"",
+    "short": lambda whole: whole[:10],
+    "a bit": lambda whole: whole[:-1] + bytes([whole[-1] ^ 1]),
+    "something else": lambda whole: hashlib.sha256(b"something else").digest() + b"something else",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_made_again(programs, tmp_path, caplog, damage):
     Lowering(programs, tmp_path).lower(Admit())
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]) if damage is None else damage)
+    path.write_bytes(DAMAGES[damage](whole))
     Lowering(programs, tmp_path).lower(Admit())
-    assert f"{path} is damaged" in caplog.text
+    assert "made again" in caplog.text
+    assert str(path) in caplog.text
     assert [*tmp_path.iterdir()] == [path]
     caplog.clear()
+    lowering._warn.cache_clear()
     Lowering(programs, tmp_path).lower(Admit())
     assert not caplog.text
 
 
-def test_a_folder_that_cannot_be_used_costs_a_warning(programs, tmp_path, caplog):
+def test_a_folder_that_cannot_be_used_costs_one_warning(programs, tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
-    Lowering(programs, tmp_path / "file").lower(Admit()).compile()
-    assert "cannot be written" in caplog.text
+    folder = tmp_path / "file" / "folder"
+    for program in (Admit(), ScorePrompt(64)):
+        Lowering(programs, folder).lower(program).compile()
+    assert [record.message for record in caplog.records if "cannot be written to" in record.message] == [
+        f"{folder} cannot be written to (Not a directory); the next start has to trace programs again."
+    ]
+
+
+def test_what_cannot_be_written_whole_leaves_nothing(programs, tmp_path, caplog, monkeypatch):
+    def full(path: Path, target: Path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    Lowering(programs, tmp_path).lower(Admit())
+    assert "No space left on device" in caplog.text
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_program_that_cannot_be_exported_is_lowered_all_the_same(programs, tmp_path, caplog, monkeypatch):
+    def fail(*arguments):
+        raise NotImplementedError
+
+    monkeypatch.setattr(lowering.export, "export", fail)
+    assert Lowering(programs, tmp_path).lower(Admit()).compile()
+    assert "cannot be kept" in caplog.text
+    assert not [*tmp_path.iterdir()]
+
+
+def test_code_that_has_changed_on_the_disk_since_it_was_imported_is_not_taken_for_what_was_traced(
+    programs, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(lowering, "_digest_of_code", lambda: "other code")
+    Lowering(programs, tmp_path).lower(Admit())
+    assert not [*tmp_path.iterdir()]
 
 
 def test_the_name_of_a_file_stands_for_all_that_goes_in(programs, tmp_path, monkeypatch):
     def name(programs: Programs) -> str:
-        program = Forward(Bucket(8, 8, 8, decode=True))
-        arguments, _ = programs.arguments(program)
-        return Lowering(programs, tmp_path)._digest(program, arguments)
+        return Lowering(programs, tmp_path)._digest(Forward(Bucket(8, 8, 8, decode=True)))
 
     first = name(programs)
     assert name(programs) == first
@@ -97,10 +146,30 @@ def test_the_name_of_a_file_stands_for_all_that_goes_in(programs, tmp_path, monk
         dataclasses.replace(programs, shapes=dataclasses.replace(shapes, num_pages=shapes.num_pages + 1)),
         dataclasses.replace(programs, dtype="float16"),
     ]
-    assert len({first, *map(name, others)}) == 4
-    monkeypatch.setattr(lowering, "_sources", lambda package: iter([("one.py", b"other code")]))
-    lowering._surroundings.cache_clear()
-    try:
-        assert name(programs) != first
-    finally:
-        lowering._surroundings.cache_clear()
+    names = [first, *map(name, others)]
+    with jax.default_matmul_precision("float32"):
+        names.append(name(programs))
+    device = jax.devices()[0]
+    about = {"device_kind": device.device_kind, "client": device.client, "core_count": 132}
+    things = [
+        (lowering, "_CODE", "other code"),
+        (jax, "__version__", "0.0"),
+        (jax, "default_backend", lambda: "other"),
+        (jax, "device_count", lambda: 99),
+        (jax, "devices", lambda: [SimpleNamespace(**about)]),
+        (jax, "devices", lambda: [SimpleNamespace(**about | {"core_count": 114})]),
+        (jax, "devices", lambda: [SimpleNamespace(**about | {"device_kind": "other"})]),
+        (jax, "devices", lambda: [SimpleNamespace(**about | {"client": SimpleNamespace(platform_version="other")})]),
+    ]
+    for owner, attribute, value in things:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, attribute, value)
+            names.append(name(programs))
+    assert len({*names}) == len(names)
+
+
+def test_a_program_that_knows_nothing_of_the_pages_is_kept_once(programs, tmp_path):
+    more = dataclasses.replace(programs, shapes=dataclasses.replace(programs.shapes, num_pages=1000))
+    for each in (programs, more):
+        Lowering(each, tmp_path).lower(Admit())
+    assert len([*tmp_path.iterdir()]) == 1

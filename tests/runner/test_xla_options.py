@@ -1,21 +1,32 @@
 """What XLA is told, as a GPU would have it told; no test needs one."""
 
 import os
+from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jaxlib import xla_client
 
 from hex_llm.kernels.matmul.api import MAX_TOKENS
+from hex_llm.runner import xla_options
 from hex_llm.runner.buckets import Buckets
-from hex_llm.runner.programs import Forward, all_programs
-from hex_llm.runner.xla_options import GPU_MEMORY, compiler_options, prepare_environment
+from hex_llm.runner.programs import Forward, Program, Programs, all_programs
+from hex_llm.runner.xla_options import GPU_MEMORY, prepare_environment
 
 PROGRAMS = list(
     all_programs(Buckets(decode_padding=1, max_decodes=64, mixed_padding=8, max_mixed_tokens=4096, max_mixed_seqs=8))
 )
+ARCH = SimpleNamespace(embed_size=4096, mlp_size=14336, num_heads=32, num_kv_heads=8, head_dim=128)
 STEPS = [program for program in PROGRAMS if isinstance(program, Forward)]
 OTHERS = [program for program in PROGRAMS if not isinstance(program, Forward)]
+
+
+def compiler_options(program: Program, dtype=jnp.bfloat16, **changes: int) -> dict:
+    params = SimpleNamespace(embed=jax.ShapeDtypeStruct((8, 8), dtype))
+    arch = SimpleNamespace(**vars(ARCH) | changes)
+    programs = Programs(arch, shapes=None, params=params, dtype=dtype)  # pyright: ignore[reportArgumentType]
+    return xla_options.compiler_options(programs, program) or {}
 
 
 def memory_share(monkeypatch: pytest.MonkeyPatch, **given: str) -> object:
@@ -45,7 +56,7 @@ def test_preparing_the_environment_twice_changes_nothing_more(monkeypatch):
 @pytest.mark.parametrize("backend", ["cpu", "tpu"])
 def test_only_a_gpus_compiler_gets_options(monkeypatch, backend):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    assert all(compiler_options(program) is None for program in PROGRAMS)
+    assert all(compiler_options(program) == {} for program in PROGRAMS)
 
 
 @pytest.fixture
@@ -56,14 +67,14 @@ def on_gpu(monkeypatch):
 @pytest.mark.usefixtures("on_gpu")
 def test_on_a_gpu_a_profile_shows_every_program_as_it_runs_without_one():
     for program in PROGRAMS:
-        assert (compiler_options(program) or {})["xla_enable_command_buffers_during_profiling"] is True
+        assert compiler_options(program)["xla_enable_command_buffers_during_profiling"] is True
 
 
 @pytest.mark.usefixtures("on_gpu")
 def test_on_a_gpu_triton_multiplies_a_few_rows_and_cublas_more():
     sizes = {True: set[int](), False: set[int]()}
     for program in STEPS:
-        sizes[(compiler_options(program) or {})["xla_gpu_enable_triton_gemm"]].add(program.bucket.tokens)
+        sizes[compiler_options(program)["xla_gpu_enable_triton_gemm"]].add(program.bucket.tokens)
     assert sizes[True] == {1, 2, 4, 8}
     assert sizes[False] == {2**power for power in range(4, 13)}
 
@@ -72,11 +83,22 @@ def test_on_a_gpu_triton_multiplies_a_few_rows_and_cublas_more():
 def test_on_a_gpu_what_is_no_step_of_the_model_has_the_matmuls_that_xla_chooses():
     assert OTHERS
     for program in OTHERS:
-        assert "xla_gpu_enable_triton_gemm" not in (compiler_options(program) or {})
+        assert "xla_gpu_enable_triton_gemm" not in compiler_options(program)
 
 
 @pytest.mark.usefixtures("on_gpu")
 def test_on_a_gpu_only_a_chain_of_our_kernels_goes_without_graphs():
-    without = [p for p in PROGRAMS if (compiler_options(p) or {}).get("xla_gpu_enable_command_buffer") == ""]
+    without = [p for p in PROGRAMS if compiler_options(p).get("xla_gpu_enable_command_buffer") == ""]
     assert without == [step for step in STEPS if step.bucket.tokens <= MAX_TOKENS]
     assert 0 < len(without) < len(STEPS)
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_on_a_gpu_a_model_that_our_kernels_do_not_multiply_keeps_its_graphs():
+    for changes in (
+        {"dtype": jnp.float32},
+        {"mlp_size": 96},
+        {"embed_size": 4128},
+        {"num_kv_heads": 1, "head_dim": 32},
+    ):
+        assert not any("xla_gpu_enable_command_buffer" in compiler_options(step, **changes) for step in STEPS)

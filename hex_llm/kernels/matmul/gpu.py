@@ -18,11 +18,11 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels.matmul.api import padded
+from hex_llm.kernels.matmul.api import MULTIPLE, padded
 from hex_llm.kernels.matmul.reference import total
 
 SMS = 132  # of an H100 or H200
-MMA_ROWS = 64  # of the weight, in one wgmma
+MMA_ROWS = MULTIPLE  # of the weight, in one wgmma
 SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
 SHARED_BYTES = 222 * 1024  # for the ring: of 227 KB, so that a small kernel can stand beside
 MAX_TOKENS = 128
