@@ -138,7 +138,7 @@ def run(server: RunningServer, bodies: list[dict], arguments: argparse.Namespace
     if ledger.outcomes.keys() - {COMPLETED, ABORTED} or ledger.total != len(bodies):
         wrong.append(f"requests were lost: {ledger.complaints}")
     if any(status != "200" for status, _ in pings) or times[int(0.99 * len(times))] >= 250:
-        wrong.append("/ping was late or wrong")
+        wrong.append("/ping was not always 200, or its 99th percentile not below 250 ms")
     early, late = samples[len(samples) // 10][1], memory(server)
     for process, before in early.items():
         print(f"{process}: {before:.0f} MiB after a tenth, {late[process]:.0f} MiB at the end")

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.compilation_cache import compilation_cache
 
 from hex_llm.config import DEFAULT_DECODE_PADDING, Config
 from hex_llm.engine.engine import Engine
@@ -27,6 +26,7 @@ from hex_llm.models.registry import family
 from hex_llm.models.weights import abstract, bytes_per_device
 from hex_llm.parallel.mesh import make_mesh
 from hex_llm.runner.buckets import SEPARATE, TOGETHER, Buckets
+from hex_llm.runner.cache_folder import use_cache
 from hex_llm.runner.compiler import Compiler
 from hex_llm.runner.layout import Shapes
 from hex_llm.runner.memory import Memory, Needs, Share, plan_blocks
@@ -88,7 +88,7 @@ def build_engine(config: Config, model: Model, report: Report = _tell_nobody) ->
 def build_runner(config: Config, model: Model, report: Report = _tell_nobody) -> tuple[DeviceRunner, Limits]:
     """Plans memory, compiles, loads: whatever cannot work fails before anything large is allocated."""
     started = time.monotonic()
-    _use_compilation_cache(config)
+    use_cache(config.compilation_cache)
     mesh = make_mesh()
     logger.info(
         "Loading %s: %s, %d layers, %s, on %s.",
@@ -196,16 +196,6 @@ def _dtype(config: Config, found: ModelConfig) -> Any:
     if jax.default_backend() == "cpu" and found.dtype == "float32":
         return jnp.dtype(jnp.float32)
     return jnp.dtype(jnp.bfloat16)
-
-
-def _use_compilation_cache(config: Config) -> None:
-    folder = config.compilation_cache
-    compilation_cache.reset_cache()  # or else JAX stays with the folder it began with
-    jax.config.update("jax_enable_compilation_cache", folder is not None)
-    if folder:
-        jax.config.update("jax_compilation_cache_dir", folder)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def _step_tokens(config: Config, model: Model) -> tuple[int, int | None]:

@@ -78,10 +78,11 @@ class Compiler:
             pool.shutdown(wait=False, cancel_futures=True)
         self._warm = True
         logger.info(
-            "Compiled %d programs in %.1f s, beside the %d that memory was planned with.",
+            "%d programs are ready after %.1f s, beside %d from planning; %d of all were traced in an earlier start.",
             len(pending),
             time.monotonic() - started,
             known,
+            self._lowering.num_known,
         )
 
     def _late(self, program: Program) -> Any:

@@ -30,13 +30,16 @@ class Lowering:
     def __init__(self, programs: Programs, folder: Path | None):
         self._programs = programs
         self._folder = folder
+        self.num_known = 0  # programs that were found there
 
     def lower(self, program: Program) -> jax.stages.Lowered:
         arguments, donated = self._programs.arguments(program)
         function = _named(self._programs.function(program), program)
         if self._folder is not None:
             path = self._folder / f"{name_of(program)}-{self._digest(program)}"
-            if exported := _read(path) or _export(function, arguments, path):
+            exported = _read(path)
+            self.num_known += exported is not None
+            if exported := exported or _export(function, arguments, path):
                 function = _named(exported.call, program)
         return jax.jit(function, donate_argnums=donated).lower(*arguments)
 
@@ -91,7 +94,7 @@ def _export(function: Callable, arguments: tuple[Any, ...], path: Path) -> expor
             exported = export.export(jax.jit(function))(*arguments)
         data = bytes(exported.serialize())
     except Exception as error:
-        _warn(f"{path.name} cannot be kept: {type(error).__name__}. The next start has to trace it again.")
+        _warn(f"{path.name} cannot be kept ({type(error).__name__}): it is traced again at the next start.")
         logger.debug("Why it cannot be kept:", exc_info=True)
         return None
     if _digest_of_code() == _CODE:  # or else it was changed on the disk, and some of it may have been imported since
@@ -132,7 +135,7 @@ def _write(path: Path, data: bytes) -> None:
         part.write_bytes(hashlib.sha256(data).digest() + data)
         part.replace(path)
     except OSError as error:
-        _warn(f"{path.parent} cannot be written to ({error.strerror}); the next start has to trace programs again.")
+        _warn(f"{path.parent} cannot be written to ({error.strerror}): programs are traced again at the next start.")
         with suppress(OSError):
             part.unlink()
 

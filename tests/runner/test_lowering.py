@@ -102,7 +102,7 @@ def test_a_folder_that_cannot_be_used_costs_one_warning(programs, tmp_path, capl
     for program in (Admit(), ScorePrompt(64)):
         Lowering(programs, folder).lower(program).compile()
     assert [record.message for record in caplog.records if "cannot be written to" in record.message] == [
-        f"{folder} cannot be written to (Not a directory); the next start has to trace programs again."
+        f"{folder} cannot be written to (Not a directory): programs are traced again at the next start."
     ]
 
 
