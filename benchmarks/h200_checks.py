@@ -47,6 +47,7 @@ _KINDS: tuple[dict[str, Any], ...] = (
     {"width": 64, "page": 8, "heads": 24},
     {"width": 96, "heads": 8, "page": 64},
     {"fp8": True},
+    {"fp8": True, "width": 256, "heads": 16},
     {"heads": 28, "kv_heads": 4, "page": 128},
     {"heads": 16, "kv_heads": 1, "page": 256, "window": 64},
     {"heads": 40, "soft_cap": 5.0, "window": 33},
@@ -142,9 +143,9 @@ def _prepare(sizes: Sizes, case: Case, seed: int) -> Callable[[], float]:
     pages = jnp.where(jnp.asarray(written)[:, None, None, :, None], pages, jnp.nan)
     pages = pages.astype(jnp.float8_e4m3fn) if case.fp8 else pages
     if jax.default_backend() == "gpu":
-        from hex_llm.kernels.paged_attention.gpu_decode import supports
+        from hex_llm.kernels.paged_attention.gpu_decode import refusal
 
-        assert not supports(q.shape, pages.shape, q.dtype, pages.dtype), "plain XLA would stand in for the kernels"
+        assert not refusal(q.shape, pages.shape, q.dtype, pages.dtype), "plain XLA would stand in for the kernels"
     attend = partial(api.paged_attention, scale=case.width**-0.5, window=case.window, soft_cap=case.soft_cap)
     inputs = (q, k, v, pages, batch)
     with jax.default_matmul_precision("highest"):

@@ -118,7 +118,7 @@ class Sizes:
             "b1": (1, 1500, 1500),
         }
     )
-    kernel_checks: int = 18  # kinds of batches
+    kernel_checks: int = 20  # kinds of batches
     kernel_check_context: int = 2000
     peer_requests: int = 64
     peer_tokens: tuple[int, int] = (1000, 48)

@@ -4,7 +4,7 @@ import os
 
 import jax
 
-from hex_llm.kernels.matmul.api import chains
+from hex_llm.kernels import chain
 from hex_llm.runner.programs import Forward, Program, Programs
 
 # Of a GPU's memory. JAX's own choice is 0.75; the rest is for CUDA itself, its libraries and its graphs.
@@ -25,9 +25,20 @@ def compiler_options(programs: Programs, program: Program) -> dict[str, bool | i
     if isinstance(program, Forward):
         # With a few rows Triton's matmuls are the faster ones, with more of them cuBLAS's.
         options["xla_gpu_enable_triton_gemm"] = program.bucket.tokens < 16
-        arch = programs.arch
-        sizes = (arch.embed_size, arch.mlp_size, arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim)
-        if chains(program.bucket.tokens, programs.params.embed.dtype, *sizes):
+        if _is_chain(programs, program.bucket.tokens):
             # A graph would stand between two kernels of the chain, and the second could not begin ahead.
             options["xla_gpu_enable_command_buffer"] = ""
     return options
+
+
+def _is_chain(programs: Programs, tokens: int) -> bool:
+    arch = programs.arch
+    sizes = {
+        "embed": arch.embed_size,
+        "mlp": arch.mlp_size,
+        "heads": arch.num_heads,
+        "kv_heads": arch.num_kv_heads,
+        "head_dim": arch.head_dim,
+    }
+    biased = arch.attention_bias or arch.mlp_bias
+    return not biased and chain.whole(tokens, programs.params.embed.dtype, **sizes)

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hex_llm.kernels import chain, hopper
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.matmul import api
-from hex_llm.kernels.paged_attention import gpu_decode_plan
 from hex_llm.layers.rope import Rope
 from hex_llm.models import decoder
 from hex_llm.models.arch import Arch
@@ -68,7 +68,7 @@ def test_a_chain_of_kernels_gives_the_logits_and_pages_of_the_plain_way(monkeypa
         return decoder.logits(model, ARCH, hidden), after
 
     want, want_kv = run()
-    monkeypatch.setattr(gpu_decode_plan, "DEFAULT_CORES", 3)
+    monkeypatch.setattr(hopper, "SMS", 3)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     jax.clear_caches()
     got, got_kv = run()
@@ -80,7 +80,7 @@ def test_a_chain_of_kernels_gives_the_logits_and_pages_of_the_plain_way(monkeypa
 
 def test_what_a_chain_does_not_take_keeps_its_rows(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(api, "MAX_TOKENS", 0)
+    monkeypatch.setattr(chain, "MAX_TOKENS", 0)
     x, weight = random(0, (3, 512)), jnp.ones(512, jnp.bfloat16)
     _, normed = api.add_norm(x, random(1, (1, 3, 512)), weight, 1e-5)
     assert normed.shape == (3, 512)

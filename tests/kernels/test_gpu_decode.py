@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hex_llm.kernels.paged_attention import gpu_decode
-from hex_llm.kernels.paged_attention.gpu_decode import Tuning, decode, plan_decode, supports
+from hex_llm.kernels.paged_attention.gpu_decode import Tuning, decode, plan_decode, refusal
 from hex_llm.kernels.paged_attention.gpu_decode_plan import max_chunks
 
 MANY_CHUNKS = Tuning(chunk_cost=0, uneven_cost=64, merge_cost=0)
@@ -203,7 +203,7 @@ def test_shapes_it_does_not_do_are_refused_with_the_reason(q_shape, pages_shape,
     pages = jax.ShapeDtypeStruct(pages_shape, pages_dtype)
     table = jax.ShapeDtypeStruct((4, 5), jnp.int32)
     plan = jax.eval_shape(lambda x: plan_decode(x, num_kv_heads=8), jax.ShapeDtypeStruct((4,), jnp.int32))
-    assert reason in (supports(q.shape, pages.shape, q.dtype, pages.dtype) or "")
+    assert reason in (refusal(q.shape, pages.shape, q.dtype, pages.dtype) or "")
     with pytest.raises(ValueError, match=reason):
         jax.eval_shape(lambda *args: decode(*args, scale=0.1), q, pages, table, plan)
 
@@ -213,4 +213,4 @@ def test_shapes_it_does_are_supported():
         for page_size in (8, 16, 32, 64, 128, 192, 256, 512):
             for group in (1, 3, 4, 7, 16):
                 shapes = (1, 2 * group, head_dim), (3, 2, 2, page_size, head_dim)
-                assert supports(*shapes, jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16)) is None
+                assert refusal(*shapes, jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16)) is None

@@ -14,7 +14,7 @@ from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks, shared_memory
 from jax._src.state.primitives import ref_swap
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels.paged_attention import gpu_prefill_plan
+from hex_llm.kernels import hopper
 from hex_llm.kernels.paged_attention.gpu_prefill import prefill
 from hex_llm.kernels.paged_attention.gpu_prefill_plan import ITEM, geometry, plan_prefill
 
@@ -171,7 +171,7 @@ def simulator(monkeypatch, capfd):
     )
     monkeypatch.setattr(gpu_callbacks, "wgmma", gpu_callbacks.fail_on_exception(multiply))
     monkeypatch.setattr(shared_memory.Barrier, "deallocate", deallocate)
-    monkeypatch.setattr(gpu_prefill_plan, "DEFAULT_SMS", 4)
+    monkeypatch.setattr(hopper, "SMS", 4)
     jax.clear_caches()
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
         yield

@@ -14,6 +14,7 @@ from jax._src import effects  # the interpreter forgets to allow what the kernel
 from jax._src.pallas.mosaic_gpu import core
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from hex_llm.kernels import chain
 from hex_llm.kernels.matmul import add_norm_gpu, api, gpu, reference
 from hex_llm.kernels.matmul.gpu import Plan
 
@@ -125,13 +126,13 @@ def on_gpu(monkeypatch):
 @pytest.mark.usefixtures("on_gpu")
 def test_only_small_batches_of_shapes_and_types_that_the_kernel_does_are_taken():
     for tokens, out, size, dtype in [
-        (api.MAX_TOKENS + 1, 64, 64, jnp.bfloat16),
+        (chain.MAX_TOKENS + 1, 64, 64, jnp.bfloat16),
         (8, 96, 64, jnp.bfloat16),
         (8, 64, 96, jnp.bfloat16),
         (8, 64, 64, jnp.float32),
     ]:
         assert not api.takes(*(a.astype(dtype) for a in inputs(tokens, out, size)))
-    assert api.takes(*inputs(api.MAX_TOKENS, 192, 64))
+    assert api.takes(*inputs(chain.MAX_TOKENS, 192, 64))
     assert not api.takes(*inputs(8, 192, 64), gated=True)
 
 

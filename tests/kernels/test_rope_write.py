@@ -73,7 +73,7 @@ def test_the_reference_writes_keys_turned_and_values_as_they_are():
 def test_shapes_and_types_that_the_kernel_does_not_do_go_the_plain_way(monkeypatch, head_dim, dtype):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     qkv, tables, pages, batch = inputs(2, head_dim=head_dim, pages_dtype=dtype)
-    assert not gpu.supports(qkv, pages)
+    assert not gpu.supports(qkv, pages, BF16)
     got = api.rope_write(qkv, tables, pages, batch, BF16)
     for mine, theirs in zip(got, reference.rope_write(qkv, tables, pages, batch, BF16), strict=True):
         np.testing.assert_array_equal(mine.astype(jnp.float32), theirs.astype(jnp.float32))

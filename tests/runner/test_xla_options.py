@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jaxlib import xla_client
 
-from hex_llm.kernels.matmul.api import MAX_TOKENS
+from hex_llm.kernels.chain import MAX_TOKENS
 from hex_llm.runner import xla_options
 from hex_llm.runner.buckets import Buckets
 from hex_llm.runner.programs import Forward, Program, Programs, all_programs
@@ -17,14 +17,14 @@ from hex_llm.runner.xla_options import GPU_MEMORY, prepare_environment
 PROGRAMS = list(
     all_programs(Buckets(decode_padding=1, max_decodes=64, mixed_padding=8, max_mixed_tokens=4096, max_mixed_seqs=8))
 )
-ARCH = SimpleNamespace(embed_size=4096, mlp_size=14336, num_heads=32, num_kv_heads=8, head_dim=128)
+ARCH = {"embed_size": 4096, "mlp_size": 14336, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
 STEPS = [program for program in PROGRAMS if isinstance(program, Forward)]
 OTHERS = [program for program in PROGRAMS if not isinstance(program, Forward)]
 
 
 def compiler_options(program: Program, dtype=jnp.bfloat16, **changes: int) -> dict:
     params = SimpleNamespace(embed=jax.ShapeDtypeStruct((8, 8), dtype))
-    arch = SimpleNamespace(**vars(ARCH) | changes)
+    arch = SimpleNamespace(**ARCH | {"attention_bias": False, "mlp_bias": False} | changes)
     programs = Programs(arch, shapes=None, params=params, dtype=dtype)  # pyright: ignore[reportArgumentType]
     return xla_options.compiler_options(programs, program) or {}
 
@@ -95,10 +95,6 @@ def test_on_a_gpu_only_a_chain_of_our_kernels_goes_without_graphs():
 
 @pytest.mark.usefixtures("on_gpu")
 def test_on_a_gpu_a_model_that_our_kernels_do_not_multiply_keeps_its_graphs():
-    for changes in (
-        {"dtype": jnp.float32},
-        {"mlp_size": 96},
-        {"embed_size": 4128},
-        {"num_kv_heads": 1, "head_dim": 32},
-    ):
+    others = ({"dtype": jnp.float32}, {"mlp_size": 96}, {"embed_size": 4160}, {"head_dim": 96}, {"mlp_bias": True})
+    for changes in others:
         assert not any("xla_gpu_enable_command_buffer" in compiler_options(step, **changes) for step in STEPS)

@@ -11,7 +11,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels.matmul.api import padded
+from hex_llm.kernels.chain import padded
 
 THREADS = 128
 VECTOR = 4  # elements that a thread loads at a time

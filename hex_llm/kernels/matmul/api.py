@@ -1,33 +1,13 @@
-"""The products of a small batch on Hopper, chained: each kernel fetches its weight while the one in front still runs.
+"""The products of a chain, and what stands between them: each fetches its weight while the kernel in front still runs.
 
 What is not taken goes the plain way, which layers have anyway.
 """
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
+from hex_llm.kernels.chain import chained
 from hex_llm.kernels.matmul import reference
-
-# Of the batches whose layers run as a chain of our kernels; with more tokens, cuBLAS's products are the faster.
-MAX_TOKENS = 64
-MULTIPLE = 64  # of which the rows and the columns of a weight have to be
-ROWS = 8  # a product takes and gives a multiple of so many rows
-
-
-def chained(tokens: int) -> bool:
-    """Whether a batch of so many tokens runs as a chain of our kernels where they do its shapes."""
-    return jax.default_backend() == "gpu" and tokens <= MAX_TOKENS
-
-
-def chains(tokens: int, dtype: jnp.dtype, *sizes: int) -> bool:
-    """Whether all of a model's layers are such chains, its weights being of these sizes."""
-    return chained(tokens) and dtype == jnp.bfloat16 and not any(size % MULTIPLE for size in sizes)
-
-
-def padded(tokens: int) -> int:
-    """The rows that a product of so many tokens takes and gives."""
-    return -(-tokens // ROWS) * ROWS
 
 
 def takes(x: Array, weight: Array, *, gated: bool = False) -> bool:

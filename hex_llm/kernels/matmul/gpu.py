@@ -6,7 +6,7 @@ warpgroup streams tiles of the weight and of `x` by TMA through a ring of shared
 piece of work and the next; each compute warpgroup multiplies 64 rows. `x` is small and comes from the L2 cache.
 
 Where `out` has too few tiles to fill the chip, `in` is split between blocks, and the float32 parts are added in a fixed
-order by whatever comes next: XLA fuses the sum. What one token gets depends on no other token.
+order by whatever comes next. What one token gets depends on no other token.
 """
 
 import functools
@@ -18,11 +18,10 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels.matmul.api import MULTIPLE, padded
+from hex_llm.kernels.chain import padded
+from hex_llm.kernels.hopper import MMA_ROWS, num_sms
 from hex_llm.kernels.matmul.reference import total
 
-SMS = 132  # of an H100 or H200
-MMA_ROWS = MULTIPLE  # of the weight, in one wgmma
 SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
 SHARED_BYTES = 222 * 1024  # for the ring: of 227 KB, so that a small kernel can stand beside
 MAX_TOKENS = 128
@@ -38,7 +37,7 @@ class Plan:
     depth: int  # columns of the weight in one slot of the ring
     splits: int = 1  # pieces of `in`, each a piece of work of its own
     slots: int | None = None  # of the ring; as many as fit if not given
-    blocks: int = SMS  # at a time
+    blocks: int | None = None  # at a time; one for each SM if not given
 
 
 def supports(x: Array, weight: Array, *, gated: bool = False) -> bool:
@@ -55,7 +54,7 @@ def plan_for(tokens: int, out: int, size: int, *, gated: bool = False) -> Plan:
     # A block reads all of `x` for each of its tiles: tall ones keep that well below what it reads of the weight. But
     # where they leave SMs without work, `in` is split, and many parts cost more than reading `x` more often.
     wanted = max(unit, next((rows for rows in (64, 128) if rows >= 2 * tokens), 256))
-    if tokens <= MMA_ROWS and out // wanted < SMS:
+    if tokens <= MMA_ROWS and out // wanted < num_sms():
         wanted = unit
     plans = [
         plan_of(out, size, rows, 128 if rows + tokens <= 128 else 64, gated=gated)
@@ -73,8 +72,9 @@ def plan_of(out: int, size: int, rows: int, depth: int, *, gated: bool = False) 
         return None
     blocks, steps = out // rows, size // depth
     splits = 1
-    if not gated and blocks < 2 * SMS // 3:
-        splits = max(splits for splits in range(1, MAX_SPLITS + 1) if steps % splits == 0 and blocks * splits <= SMS)
+    if not gated and blocks < 2 * num_sms() // 3:
+        most = min(MAX_SPLITS, num_sms() // blocks)
+        splits = max(splits for splits in range(1, most + 1) if steps % splits == 0)
     return Plan(rows=rows, depth=depth, splits=splits)
 
 
@@ -120,7 +120,7 @@ def _call(x: Array, weight: Array, dtype: jnp.dtype, plan: Plan, gated: bool) ->
     tile_rows = plan.rows // operands  # of the result, for one block at a time
     tiles = out // tile_rows
     steps = size // plan.depth // plan.splits
-    blocks = min(plan.blocks, tiles * plan.splits)
+    blocks = min(plan.blocks or num_sms(), tiles * plan.splits)
     slots = min(ring_slots(batch, plan), steps * -(-tiles * plan.splits // blocks))
     prefetched = min(slots, steps)
 

@@ -8,10 +8,11 @@ import jax
 from jax import Array
 
 from hex_llm.kernels.batch import Batch
+from hex_llm.kernels.hopper import is_hopper
 from hex_llm.kernels.paged_attention import reference, xla
 from hex_llm.kernels.paged_attention.write import write_pages
 
-BEST = {"cpu": "xla", "gpu": "gpu", "tpu": "xla"}
+BEST = {"cpu": "xla", "gpu": "xla", "tpu": "xla"}  # where it is no Hopper GPU
 
 
 def prepare(batch: Batch, q: Any, pages: Any, windows: Iterable[int | None]) -> Batch:
@@ -38,7 +39,7 @@ def attend(q: Array, pages: Array, batch: Batch, *, implementation: str | None =
 
 
 def _best() -> str:
-    return BEST[jax.default_backend()]
+    return "gpu" if is_hopper() else BEST[jax.default_backend()]
 
 
 def _implementation(name: str) -> Callable:

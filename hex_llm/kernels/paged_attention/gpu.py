@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from hex_llm.kernels.batch import Batch
-from hex_llm.kernels.matmul.api import chained, padded
+from hex_llm.kernels.chain import chained, padded
 from hex_llm.kernels.paged_attention import xla
-from hex_llm.kernels.paged_attention.gpu_decode import DecodePlan, decode, plan_decode, supports
+from hex_llm.kernels.paged_attention.gpu_decode import DecodePlan, decode, plan_decode, refusal
 from hex_llm.kernels.paged_attention.gpu_prefill import prefill
 from hex_llm.kernels.paged_attention.gpu_prefill_plan import PrefillPlan, plan_prefill
 from hex_llm.pytree import pytree
@@ -24,7 +24,7 @@ class Plan:
 
 def plan(batch: Batch, q: Any, pages: Any, window: int | None) -> Plan | None:
     """For queries [T, N, H] and pages, or their shapes; None where the kernels do not do these."""
-    if supports(q.shape, pages.shape, q.dtype, pages.dtype):
+    if refusal(q.shape, pages.shape, q.dtype, pages.dtype):
         return None
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = pages.shape[2]
@@ -60,7 +60,7 @@ def attend(
     soft_cap: float | None = None,
 ) -> Array:
     """As `reference.attend`; a batch of decodes may get more rows than it has, of zeros."""
-    shared = batch.plans.get(window or 0) if batch.plans else plan(batch, q, pages, window)
+    shared = batch.plans[window or 0] if batch.plans else plan(batch, q, pages, window)
     if shared is None:
         return xla.attend(q, pages, batch, scale=scale, window=window, soft_cap=soft_cap)
     options = {"scale": scale, "window": window, "soft_cap": soft_cap}

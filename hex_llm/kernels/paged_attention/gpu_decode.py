@@ -13,7 +13,6 @@ result has the same bits whatever else is in the batch; which CTA computes a chu
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,14 +22,13 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from hex_llm.kernels.hopper import LOG2E, MMA_ROWS
 from hex_llm.kernels.paged_attention.gpu_decode_merge import merge
 from hex_llm.kernels.paged_attention.gpu_decode_plan import DEFAULT, DecodePlan, Tuning, plan_decode
-from hex_llm.kernels.paged_attention.gpu_decode_sizes import MMA_ROWS, Q_SLOTS, SWIZZLE_ROWS, Sizes, sizes_of, supports
+from hex_llm.kernels.paged_attention.gpu_decode_sizes import Q_SLOTS, SWIZZLE_ROWS, Sizes, refusal, sizes_of
 from hex_llm.kernels.paged_attention.gpu_decode_tile import add_product, clear_unseen, per_row, pieces, product, spread
 
-__all__ = ["DEFAULT", "DecodePlan", "Tuning", "decode", "plan_decode", "supports"]
-
-LOG2E = math.log2(math.e)
+__all__ = ["DEFAULT", "DecodePlan", "Tuning", "decode", "plan_decode", "refusal"]
 
 
 @functools.partial(jax.jit, static_argnames=("scale", "window", "soft_cap", "out_rows", "tuning"))
@@ -50,7 +48,7 @@ def decode(
 
     With `out_rows`, rows of zeros follow up to that number. Jitted, so that the layers of a model share one lowering.
     """
-    if (reason := supports(q.shape, pages.shape, q.dtype, pages.dtype)) is not None:
+    if (reason := refusal(q.shape, pages.shape, q.dtype, pages.dtype)) is not None:
         raise ValueError(f"decode attention: {reason}")
     sizes = sizes_of(q, pages, tuning)
     softmax = _Softmax(scale=scale, window=window, soft_cap=soft_cap)

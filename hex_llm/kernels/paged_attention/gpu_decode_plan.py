@@ -2,14 +2,12 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 
+from hex_llm.kernels.hopper import num_sms
 from hex_llm.pytree import pytree
-
-DEFAULT_CORES = 132  # SMs of an H100 or H200, for compiling where there is none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +15,7 @@ class Tuning:
     """What can be chosen freely; the plan and the kernel must agree on it."""
 
     tile: int = 64  # tokens per ring slot: a multiple of 64
-    slots: int | None = 4  # depth of the ring; None: as deep as fits
+    slots: int = 4  # of the ring, if as many fit
     workers: int = 2  # warpgroups that multiply: one, or two which take a CTA's chunks in turn
     # Rows of unlike length share well only if no chunk is large, for a share is off by up to one chunk. Those who are
     # late have the memory to themselves, but an SM alone reads little faster than one of many.
@@ -48,7 +46,7 @@ def plan_decode(
     tuning: Tuning = DEFAULT,
 ) -> DecodePlan:
     """Cuts the rows of a batch into chunks and deals these to the CTAs. Sequences of length 0 get none."""
-    cores = num_cores or _num_cores()
+    cores = num_cores or num_sms()
     num_seqs, tile = kv_len.shape[0], tuning.tile
     first_tile = jnp.zeros_like(kv_len) if window is None else jnp.maximum(kv_len - window, 0) // tile
     tiles = pl.cdiv(kv_len, tile) - first_tile
@@ -75,11 +73,6 @@ def plan_decode(
 def max_chunks(rows: int) -> int:
     """Chunks a row may be cut into: many where rows are few, within bounded memory for their results."""
     return max(16, min(64, 16384 // rows))
-
-
-def _num_cores() -> int:
-    device = jax.devices()[0]
-    return device.core_count if device.platform == "gpu" else DEFAULT_CORES
 
 
 def _tiles_per_chunk(tiles: Array, *, rows: int, cores: int, tuning: Tuning) -> Array:

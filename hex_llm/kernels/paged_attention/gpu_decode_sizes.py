@@ -7,13 +7,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
+from hex_llm.kernels.hopper import MMA_ROWS
 from hex_llm.kernels.paged_attention.gpu_decode_plan import Tuning, max_chunks
 
-MMA_ROWS = 64  # rows of one wgmma
 SWIZZLE_ROWS = 8  # rows of one swizzled tile in shared memory
 Q_SLOTS = 2  # queries of this chunk and of the next
 SHARED_MEMORY = 226 * 1024  # bytes a CTA may use, less some for barriers
-MOST_SLOTS = 8  # more do not make it faster
 HEAD_DIMS = (64, 96, 128, 256)
 LARGEST_GROUP = 16
 
@@ -59,7 +58,7 @@ class Sizes:
         return 0 if self.padded else lax.rem(head * self.group, self.q_rows)
 
 
-def supports(q_shape: tuple[int, ...], pages_shape: tuple[int, ...], q_dtype: Any, pages_dtype: Any) -> str | None:
+def refusal(q_shape: tuple[int, ...], pages_shape: tuple[int, ...], q_dtype: Any, pages_dtype: Any) -> str | None:
     """Why the kernels do not do these shapes, or None if they do."""
     _, num_heads, head_dim = q_shape
     _, _, num_kv_heads, page_size, _ = pages_shape
@@ -97,7 +96,7 @@ def sizes_of(q: Array, pages: Array, tuning: Tuning) -> Sizes:
         q_rows=q_rows,
         padded=bool(q_rows % group or num_heads % q_rows),
         tile=tuning.tile,
-        slots=min(tuning.slots or MOST_SLOTS, (SHARED_MEMORY - fixed) // slot),
+        slots=min(tuning.slots, (SHARED_MEMORY - fixed) // slot),
         workers=workers,
         out_columns=out_columns,
         dtype=dtype,

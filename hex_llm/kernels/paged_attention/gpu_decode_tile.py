@@ -7,7 +7,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels.paged_attention.gpu_decode_sizes import MMA_ROWS
+from hex_llm.kernels.hopper import MMA_ROWS
 
 
 def product(q_ref: Any, keys_ref: Any, tile: int) -> Array:

@@ -18,7 +18,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels.paged_attention.gpu_decode_sizes import supports
+from hex_llm.kernels.paged_attention.gpu_decode_sizes import refusal
 from hex_llm.kernels.paged_attention.gpu_prefill_compute import LOWEST, compute
 from hex_llm.kernels.paged_attention.gpu_prefill_load import load
 from hex_llm.kernels.paged_attention.gpu_prefill_plan import PrefillPlan
@@ -40,7 +40,7 @@ def prefill(
     soft_cap: float | None = None,
 ) -> Array:
     """[T, N, H]: what the planned tokens attend to. Rows of other tokens mean nothing."""
-    reason = supports(q.shape, pages.shape, q.dtype, pages.dtype)
+    reason = refusal(q.shape, pages.shape, q.dtype, pages.dtype)
     if reason is not None:
         raise ValueError(reason)
     num_tokens = q.shape[0]

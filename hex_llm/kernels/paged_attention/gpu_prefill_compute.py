@@ -6,7 +6,6 @@ still under way while those scores are weighed.
 """
 
 import functools
-import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,10 +13,9 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from hex_llm.kernels.hopper import LOG2E, MMA_ROWS
 from hex_llm.kernels.paged_attention.gpu_prefill_sizes import Refs, Sizes, for_each_item
 
-MMA_ROWS = 64  # rows of one wgmma, and of a warpgroup
-LOG2E = math.log2(math.e)
 LOWEST = -1e30  # finite: a row that has seen nothing yet must not make NaN
 
 type Item = dict[str, Array]

@@ -2,14 +2,13 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
+from hex_llm.kernels.hopper import num_sms
 from hex_llm.pytree import pytree
 
 ROWS = 128  # query rows of a tile: tokens times the query heads of a kv head
-DEFAULT_SMS = 132  # of an H100 or H200
 KV_TILE = {64: 128, 96: 128, 128: 128, 256: 64}  # by head_dim: scores and sums have to stay in registers
 MAX_CHUNKS = 32
 MIN_CHUNK_TILES = 4  # a chunk of the context is worth a block from here on
@@ -51,11 +50,6 @@ ITEM = (
     "chunk",
     "part",
 )
-
-
-def num_sms() -> int:
-    device = jax.devices()[0]
-    return device.core_count if device.platform == "gpu" else DEFAULT_SMS
 
 
 def geometry(num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int) -> Geometry:

@@ -28,7 +28,7 @@ _BLOCKS = 1024  # of a pass, if it takes more parts than that to have as many: a
 _PRECISE = 2.0**-14  # what a mass must be of the total to be seen in it
 
 # What is known of a row, in columns of float32.
-_SCALE, _PEAK, _TOP_K, _TOP_P = range(4)
+_TOP_P = 3
 # Where the search stands: `reach` lies above `low` and at or below `low + width`. A negative `low` is a settled reach.
 _LOW, _WIDTH, _TOTAL_LOW, _TOTAL_HIGH, _TARGET, _REACH = range(6)
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from hex_llm.kernels.batch import Batch
-from hex_llm.kernels.matmul.api import chained
+from hex_llm.kernels.chain import chained
 from hex_llm.kernels.rope_write import reference
 
 
@@ -16,6 +16,6 @@ def rope_write(
         # Imported where it is used: Pallas takes a second, which a start on a CPU has better use for.
         from hex_llm.kernels.rope_write import gpu
 
-        if gpu.supports(parts, pages):
+        if gpu.supports(parts, pages, dtype):
             return gpu.rope_write(parts, tables, pages, batch.write_page, batch.write_offset, dtype)
     return reference.rope_write(parts, tables, pages, batch, dtype)

@@ -19,10 +19,14 @@ WARPS = 4
 LANES = 32
 
 
-def supports(parts: Array, pages: Array) -> bool:
-    """Whether heads can be dealt to warps, and halves of a head to lanes."""
+def supports(parts: Array, pages: Array, dtype: jnp.dtype) -> bool:
     head_dim = pages.shape[4]
-    return pages.dtype == jnp.bfloat16 and head_dim % (2 * LANES) == 0 and parts.shape[2] % head_dim == 0
+    return pages.dtype == dtype == jnp.bfloat16 and does_heads_of(head_dim) and parts.shape[2] % head_dim == 0
+
+
+def does_heads_of(head_dim: int) -> bool:
+    """Whether halves of a head can be dealt to lanes."""
+    return head_dim % (2 * LANES) == 0
 
 
 @functools.partial(jax.jit, static_argnames="dtype")

@@ -1,0 +1,37 @@
+"""Small batches on Hopper: each layer is a chain of our kernels, every one of which begins before the one in front of
+it has ended. What a kernel of it does not do goes the plain way.
+"""
+
+import jax.numpy as jnp
+
+from hex_llm.kernels.hopper import MMA_ROWS, is_hopper
+
+MAX_TOKENS = 64  # with more, cuBLAS's products are the faster
+ROWS = 8  # a product takes and gives a multiple of so many rows
+
+
+def chained(tokens: int) -> bool:
+    """Whether a batch of so many tokens runs as a chain where the kernels do its shapes."""
+    return is_hopper() and tokens <= MAX_TOKENS
+
+
+def padded(tokens: int) -> int:
+    """The rows that a product of so many tokens takes and gives."""
+    return -(-tokens // ROWS) * ROWS
+
+
+def whole(tokens: int, dtype: jnp.dtype, *, embed: int, mlp: int, heads: int, kv_heads: int, head_dim: int) -> bool:
+    """Whether the kernels do all of such layers, if those have no biases."""
+    if not chained(tokens):
+        return False
+    # Imported where it is used: Pallas takes a second, which a start on a CPU has better use for.
+    from hex_llm.kernels.matmul import add_norm_gpu
+    from hex_llm.kernels.rope_write import gpu as rope_write_gpu
+
+    sizes = (embed, mlp, heads * head_dim, kv_heads * head_dim)
+    return (
+        dtype == jnp.bfloat16
+        and not any(size % MMA_ROWS for size in sizes)
+        and add_norm_gpu.supports(embed)
+        and rope_write_gpu.does_heads_of(head_dim)
+    )

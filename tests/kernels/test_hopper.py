@@ -1,0 +1,36 @@
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from hex_llm.kernels import hopper
+from hex_llm.kernels.chain import chained, whole
+from hex_llm.kernels.paged_attention import api, xla
+
+
+@pytest.mark.parametrize(
+    ("backend", "capability", "expected"),
+    [("gpu", "9.0", True), ("gpu", "8.0", False), ("gpu", "10.0", False), ("cpu", None, False), ("tpu", None, False)],
+)
+def test_only_hopper_gpus_run_our_kernels(monkeypatch, backend, capability, expected):
+    device = SimpleNamespace(platform=backend, core_count=114)
+    if capability is not None:
+        device.compute_capability = capability
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    assert hopper.is_hopper() is expected
+    assert chained(8) is expected
+    assert api._best() == ("gpu" if expected else "xla")
+    assert hopper.num_sms() == (114 if backend == "gpu" else hopper.SMS)
+    if not expected:
+        assert api._implementation(api._best()) is xla.attend
+
+
+def test_a_chain_is_whole_where_every_kernel_does_its_part(monkeypatch):
+    monkeypatch.setattr(hopper.jax, "default_backend", lambda: "gpu")
+    llama = {"embed": 4096, "mlp": 14336, "heads": 32, "kv_heads": 8, "head_dim": 128}
+    assert whole(64, jax.numpy.bfloat16, **llama)
+    assert not whole(65, jax.numpy.bfloat16, **llama)
+    assert not whole(64, jax.numpy.float32, **llama)
+    for other in ({"embed": 4160}, {"mlp": 14350}, {"head_dim": 96}, {"head_dim": 100}):
+        assert not whole(64, jax.numpy.bfloat16, **llama | other)
