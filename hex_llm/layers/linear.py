@@ -20,7 +20,7 @@ def linear_parts(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """[R, in] x [out, in] -> [R, out], summed in float32 and rounded to the type of `x`."""
+    """[R, in] x [out, in] -> [R, out] in the type of `x`, to which the sum, made in float32, is rounded."""
     if jax.default_backend() == "cpu":
         return linear_float32(x, weight, bias).astype(x.dtype)
     # Asked for float32 and then for less, a library's product would write out the float32 first.

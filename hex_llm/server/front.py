@@ -28,7 +28,7 @@ from hex_llm.server.http_server import HttpServer
 from hex_llm.server.keys import Keys
 from hex_llm.server.request_log import log_throughput
 from hex_llm.server.state import Phase, Server
-from hex_llm.server.supervise import DRAIN, DRAINING, END_NOW
+from hex_llm.server.supervise import DRAIN, DRAINING, END_NOW, SAME_SIGNAL_S
 from hex_llm.source import model_folder, tokenizer_folder
 from hex_llm.text.chat import TEMPLATE_KWARGS
 from hex_llm.text.client import TextClient
@@ -73,6 +73,7 @@ class _Front:
         self._server = Server(config, self._engine, keys, index=index)
         self._http = HttpServer(make_app(self._server), config)
         self._stop = asyncio.Event()  # told to
+        self._told_at = 0.0
         self._hurry = asyncio.Event()  # told twice
         self._hung = False
 
@@ -145,9 +146,12 @@ class _Front:
 
     def _told_to_stop(self, number: int) -> None:
         if self._stop.is_set():
+            if time.monotonic() - self._told_at <= SAME_SIGNAL_S:
+                return
             self._hurry.set()
         what = "ends now." if self._hurry.is_set() else DRAINING.format(self._config.drain_timeout_s)
         logger.warning("%s: %s", signal.Signals(number).name, what)
+        self._told_at = time.monotonic()
         self._stop.set()
 
     async def _drain(self) -> None:

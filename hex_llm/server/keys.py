@@ -17,6 +17,7 @@ from hex_llm.errors import ConfigError, Unauthorized
 logger = logging.getLogger(__name__)
 
 VARIABLE = "HEXLLM_API_KEYS"
+_MISSPELT = "HEX_LLM_API_KEYS"
 
 _KEY = re.compile(r"[\x21-\x7e]{1,1024}")
 _SHOULD_BE = "a key is 1 to 1024 printable ASCII characters without spaces"
@@ -32,6 +33,8 @@ class Keys:
 
     @classmethod
     def load(cls, config: Config, environ: Mapping[str, str]) -> "Keys":
+        if _MISSPELT in environ:  # or the server would be open to everybody
+            raise ConfigError(f"{_MISSPELT} is set, but it is {VARIABLE} that the keys are read from.")
         return cls(config.api_key_file, environ.get(VARIABLE))
 
     def __len__(self) -> int:

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 # What the HTTP processes are told with. A user's signals may reach all of them at once, and must count once.
 DRAIN, END_NOW = signal.SIGUSR1, signal.SIGUSR2
+# A signal that comes again so soon is the same: `timeout` and shells send it to a process and then to its group.
+SAME_SIGNAL_S = 0.1
 DRAINING = "shuts down. Requests under way have {:g} s to finish; a second signal ends them at once."
 _LOOK_S = 0.1  # between two looks at the HTTP processes
 
@@ -51,18 +54,19 @@ def _start(config: Config, folder: str, index: int, files: tuple[int, int], engi
 
 def _wait(fronts: Sequence[subprocess.Popen[bytes]], drain_timeout_s: float) -> list[subprocess.Popen[bytes]]:
     """Until all have ended; returns them in the order in which they did."""
-    told = drained = False  # by the user, and the HTTP processes
+    told_at: float | None = None  # by the user
+    drained = False  # the HTTP processes were told
     ended: list[subprocess.Popen[bytes]] = []
     while len(ended) < len(fronts):
         came = signal.sigtimedwait((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), _LOOK_S)
         if came and came.si_signo == signal.SIGHUP:
             _send(fronts, signal.SIGHUP)
-        elif came:
-            what = "ends now." if told else DRAINING.format(drain_timeout_s)
+        elif came and (told_at is None or time.monotonic() - told_at > SAME_SIGNAL_S):
+            what = DRAINING.format(drain_timeout_s) if told_at is None else "ends now."
             logger.warning("%s: %s", signal.Signals(came.si_signo).name, what)
-            if told or not drained:
-                _send(fronts, END_NOW if told else DRAIN)
-            told = drained = True
+            if told_at is not None or not drained:
+                _send(fronts, DRAIN if told_at is None else END_NOW)
+            told_at, drained = told_at or time.monotonic(), True
         for front in fronts:
             if front not in ended and front.poll() is not None:
                 ended.append(front)

@@ -115,6 +115,8 @@ def test_sigterm_lets_two_hundred_requests_finish_and_takes_no_more(folder, tmp_
         children = list(server.children())
         load = load_all(server, 200)
         server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.01)
+        server.process.send_signal(signal.SIGTERM)  # as `timeout` does: to the process, and to its group
         wait_for(lambda: server.get("/ping").status_code == 503, 0.5, "/ping did not notice")
         assert server.get("/live").status_code == 200
         refusals = 0

@@ -119,3 +119,8 @@ def test_keys_are_read_again(tmp_path, caplog):
         assert "stay as they were" in caplog.text
         assert "secret" not in caplog.text
         assert keys.check("Bearer sk-two") == key_id("sk-two")
+
+
+def test_keys_under_a_name_that_is_almost_right_do_not_leave_the_server_open():
+    with pytest.raises(ConfigError, match="HEXLLM_API_KEYS"):
+        Keys.load(Config(), {"HEX_LLM_API_KEYS": "sk-one"})

@@ -27,6 +27,7 @@ def plan(batch: Batch, q: Any, pages: Any, window: int | None) -> Plan | None:
     if refusal(q.shape, pages.shape, q.dtype, pages.dtype):
         return None
     num_tokens, num_heads, head_dim = q.shape
+    assert batch.cu_q is not None or num_tokens == batch.kv_len.shape[0], "a batch of decodes has a token a sequence"
     num_kv_heads = pages.shape[2]
     decode_plan = prefill_plan = None
     if batch.num_decode is not None:

@@ -39,7 +39,7 @@ def prefill(
     window: int | None = None,
     soft_cap: float | None = None,
 ) -> Array:
-    """[T, N, H]: what the planned tokens attend to. Rows of other tokens mean nothing."""
+    """[T, N, H]: what the planned tokens attend to. Rows of other tokens mean nothing, and may be NaN."""
     reason = refusal(q.shape, pages.shape, q.dtype, pages.dtype)
     if reason is not None:
         raise ValueError(reason)

@@ -101,6 +101,7 @@ def sizes_of(q: Array, pages: Array, scale: float, window: int | None, soft_cap:
     if dtype != pages.dtype:
         free -= 2 * cut.kv_tile * head_dim
     q_slots = 2 if free >= 2 * slot + 2 * stage else 1
+    assert free >= q_slots * slot + stage, "a tile of keys and values does not fit into shared memory"
     return Sizes(
         blocks=cut.blocks,
         chunks=cut.chunks,
