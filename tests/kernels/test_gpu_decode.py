@@ -12,6 +12,7 @@ import pytest
 from hex_llm.kernels.paged_attention import gpu_decode
 from hex_llm.kernels.paged_attention.gpu_decode import Tuning, decode, plan_decode, refusal
 from hex_llm.kernels.paged_attention.gpu_decode_plan import max_chunks
+from tests.kernels.contexts import SCALE, expected, random_pages
 
 MANY_CHUNKS = Tuning(chunk_cost=0, uneven_cost=64, merge_cost=0)
 
@@ -97,46 +98,27 @@ def test_few_rows_are_cut_so_that_all_cores_work():
     assert sum(bool(share) for share in dealt(plan, kv_heads=8)) > 120
 
 
-def random_pages(rng, lengths, *, kv_heads, head_dim, page_size, dtype, spare=2):
-    """Pages and their table; what no sequence has written is NaN."""
-    counts = -(-np.asarray(lengths) // page_size)
-    table = np.zeros((len(lengths), max(counts) + spare), np.int32)
-    table[np.arange(table.shape[1]) < counts[:, None]] = rng.permutation(np.arange(1, counts.sum() + 1))
-    pages = np.full((counts.sum() + 1, 2, kv_heads, page_size, head_dim), np.nan, np.float32)
-    for row, length in zip(table, lengths, strict=True):
-        for position in range(length):
-            page = row[position // page_size]
-            pages[page, :, :, position % page_size] = rng.standard_normal((2, kv_heads, head_dim))
-    return pages.astype(dtype), table
-
-
-def expected(q, pages, table, lengths, *, scale, window=None, soft_cap=None):
-    num_heads, head_dim = q.shape[1:]
-    kv_heads, page_size = pages.shape[2:4]
-    out = np.zeros(q.shape, np.float32)
-    for s, length in enumerate(lengths):
-        begin = max(0, length - window) if window else 0
-        context = np.moveaxis(pages[table[s, : -(-length // page_size)]], 0, 2).astype(np.float32)
-        keys, values = context.reshape(2, kv_heads, -1, head_dim)[:, :, begin:length]
-        scores = q[s].astype(np.float32).reshape(kv_heads, -1, head_dim) @ keys.swapaxes(1, 2) * scale
-        if soft_cap:
-            scores = soft_cap * np.tanh(scores / soft_cap)
-        if length:
-            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            out[s] = (weights / weights.sum(axis=-1, keepdims=True) @ values).reshape(num_heads, head_dim)
-    return out
-
-
 def run(q, pages, table, lengths, *, tuning=gpu_decode.DEFAULT, cores=3, window=None, **options):
     plan = plan_decode(
         jnp.asarray(lengths, jnp.int32), num_kv_heads=pages.shape[2], window=window, num_cores=cores, tuning=tuning
     )
     arrays = (jnp.asarray(x) for x in (q, pages, table))
-    out = decode(*arrays, plan, scale=0.1, window=window, tuning=tuning, **options)
+    out = decode(*arrays, plan, scale=SCALE, window=window, tuning=tuning, **options)
     return np.asarray(out, np.float32)
 
 
 BF16, FP8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
+
+
+def compare(lengths, heads, kv_heads, head_dim, page_size, dtype, *, tuning=gpu_decode.DEFAULT, cores=3, **options):
+    rng = np.random.default_rng(1)
+    pages, table = random_pages(
+        rng, lengths, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, dtype=dtype
+    )  # fmt: skip
+    q = rng.standard_normal((len(lengths), heads, head_dim), np.float32).astype(BF16)
+    got = run(q, pages, table, lengths, tuning=tuning, cores=cores, **options)
+    want = expected(q, pages, table, [1] * len(lengths), np.subtract(lengths, 1), **options)
+    np.testing.assert_allclose(got, want, atol=1.5e-2, rtol=0)
 
 
 @pytest.mark.usefixtures("simulator")
@@ -152,17 +134,15 @@ BF16, FP8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
     ],
     ids=["chunks", "window-cap-odd-group", "large-page", "one-worker", "head-256", "fp8"],
 )
-def test_the_kernel_gives_the_reference_s_result(
-    lengths, heads, kv_heads, head_dim, page_size, dtype, options
-):  # fmt: skip
-    rng = np.random.default_rng(1)
-    pages, table = random_pages(
-        rng, lengths, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, dtype=dtype
-    )  # fmt: skip
-    q = rng.standard_normal((len(lengths), heads, head_dim), np.float32).astype(BF16)
-    got = run(q, pages, table, lengths, **options)
-    meaning = {key: value for key, value in options.items() if key != "tuning"}
-    np.testing.assert_allclose(got, expected(q, pages, table, lengths, scale=0.1, **meaning), atol=1.5e-2, rtol=0)
+def test_the_kernel_gives_the_reference_s_result(lengths, heads, kv_heads, head_dim, page_size, dtype, options):
+    compare(lengths, heads, kv_heads, head_dim, page_size, dtype, **options)
+
+
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("dtype", [BF16, FP8])
+def test_tiles_that_follow_each_other_in_a_block_keep_off_each_other_s_memory(dtype, workers):
+    compare([300, 150, 70], 4, 1, 64, 32, dtype, tuning=Tuning(slots=2, workers=workers), cores=1)
 
 
 @pytest.mark.usefixtures("simulator")

@@ -1,6 +1,5 @@
 """Prefill attention for Hopper, without one: its plan, and its kernel in a simulator that looks for races."""
 
-import re
 from typing import Any
 
 import jax
@@ -8,18 +7,14 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax._src import effects
-from jax._src.pallas.mosaic_gpu import core, primitives
-from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks, shared_memory
-from jax._src.state.primitives import ref_swap
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels import hopper
+from hex_llm.kernels.paged_attention import gpu_prefill_sizes
 from hex_llm.kernels.paged_attention.gpu_prefill import prefill
 from hex_llm.kernels.paged_attention.gpu_prefill_plan import ITEM, geometry, plan_prefill
+from tests.kernels.contexts import SCALE, expected, random_pages
 
 BF16, FP8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
-REGISTERS = 3  # the simulator's number for accumulators: one warpgroup has them alone
 
 
 def items_of(new, old, *, first=0, heads=(8, 2), head_dim=128, num_tokens=None, window=None):
@@ -126,92 +121,11 @@ def test_where_a_context_is_cut_depends_on_its_sequence_and_the_shapes_only():
     assert alone == cuts([13, 77, 100], [500, 3000, 0])
 
 
-def multiply(
-    *, token, mesh_location, thread, acc_allocation_key_as_array, acc_transforms, a_allocation_key_as_array,
-    a_transforms, b_allocation_key_as_array, b_transforms, source_info=None,
-):  # fmt: skip
-    """The simulator's wgmma, but one that takes the left side also from registers."""
-    memory = gpu_callbacks._get_shared_memory()
-    info = shared_memory.GPULoggingInfo(mesh_location, thread, source_info)
-    key_type = shared_memory.HostAllocationKey
-
-    def place(key, transforms):
-        key = key_type.from_array(key)
-        return key, memory.access(key, jax.tree.map(int, gpu_callbacks._remove_noop_transforms(transforms)))
-
-    def content(key, transforms):
-        return np.asarray(memory.get_buffer_content(*place(key, transforms), thread, logging_info=info)[0], np.float32)
-
-    left = a_allocation_key_as_array
-    in_memory = left.shape == key_type.shape_and_dtype().shape
-    a = content(left, a_transforms) if in_memory else np.asarray(left, np.float32)
-    b = content(b_allocation_key_as_array, b_transforms)
-    total = content(acc_allocation_key_as_array, acc_transforms)
-    with np.errstate(invalid="ignore", over="ignore"):
-        total = total + a @ b
-    memory.store_buffer_content(
-        *place(acc_allocation_key_as_array, acc_transforms), total, thread, logging_info=info
-    )  # fmt: skip
-    return token
-
-
-def deallocate(barrier):
-    """The simulator wants every phase of a barrier to be waited for; the last ones concern nobody."""
-    barrier.ref_count -= 1
-
-
 @pytest.fixture
-def simulator(monkeypatch, capfd):
-    """Runs kernels in Pallas' GPU simulator with 4 SMs; fails if that saw a race."""
-    for allowed in (effects.lowerable_effects, effects.control_flow_allowed_effects):
-        allowed.add_type(type(core._wgmma_pipeline_effect))
-    everything = (slice(None), slice(None))
-    monkeypatch.setattr(
-        primitives, "wgmma_accumulator_store", lambda accumulator, value: ref_swap(accumulator, everything, value)
-    )
-    monkeypatch.setattr(gpu_callbacks, "wgmma", gpu_callbacks.fail_on_exception(multiply))
-    monkeypatch.setattr(shared_memory.Barrier, "deallocate", deallocate)
+def small_chip(monkeypatch):
+    """So few blocks, with so few places for keys and values, that each place is used several times."""
     monkeypatch.setattr(hopper, "SMS", 4)
-    jax.clear_caches()
-    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
-        yield
-    jax.clear_caches()
-    raced = re.findall(r"(?:read|write) of HostAllocationKey\(memory_space_id=(\d+)", capfd.readouterr().out)
-    assert set(raced) <= {str(REGISTERS)}
-
-
-def random_pages(rng, lengths, *, kv_heads, head_dim, page_size, dtype):
-    """Pages and their table; what no sequence has written is NaN."""
-    counts = -(-np.asarray(lengths) // page_size)
-    table = np.zeros((len(lengths), max(counts) + 1), np.int32)
-    table[np.arange(table.shape[1]) < counts[:, None]] = rng.permutation(np.arange(1, counts.sum() + 1))
-    pages = np.full((counts.sum() + 1, 2, kv_heads, page_size, head_dim), np.nan, np.float32)
-    for row, length in zip(table, lengths, strict=True):
-        for position in range(length):
-            page = row[position // page_size]
-            pages[page, :, :, position % page_size] = rng.standard_normal((2, kv_heads, head_dim))
-    return pages.astype(dtype), table
-
-
-def expected(q, pages, table, new, old, *, first=0, window=None, soft_cap=None):
-    num_heads, head_dim = q.shape[1:]
-    kv_heads, page_size = pages.shape[2:4]
-    out, start = np.zeros(q.shape, np.float32), 0
-    for s, (n, o) in enumerate(zip(new, old, strict=True)):
-        length, rows = n + o, slice(start, start + n)
-        start += n
-        if not n or s < first:
-            continue
-        context = np.moveaxis(pages[table[s, : -(-length // page_size)]], 0, 2).astype(np.float32)
-        keys, values = context.reshape(2, kv_heads, -1, head_dim)[:, :, :length].repeat(num_heads // kv_heads, axis=1)
-        scores = q[rows].astype(np.float32).swapaxes(0, 1) @ keys.swapaxes(1, 2) * 0.1
-        if soft_cap:
-            scores = soft_cap * np.tanh(scores / soft_cap)
-        distance = o + np.arange(n)[:, None] - np.arange(length)
-        scores = np.where((distance >= 0) & (distance < (window or length)), scores, -np.inf)
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        out[rows] = (weights / weights.sum(axis=-1, keepdims=True) @ values).swapaxes(0, 1)
-    return out
+    monkeypatch.setattr(gpu_prefill_sizes, "MOST_STAGES", 2)
 
 
 def run(q, pages, table, new, old, *, first=0, window=None, soft_cap=None):
@@ -229,10 +143,22 @@ def run(q, pages, table, new, old, *, first=0, window=None, soft_cap=None):
         window=window,
     )
     arrays: Any = (jnp.asarray(x) for x in (q, pages, table))
-    return np.asarray(prefill(*arrays, plan, scale=0.1, window=window, soft_cap=soft_cap), np.float32)
+    return np.asarray(prefill(*arrays, plan, scale=SCALE, window=window, soft_cap=soft_cap), np.float32)
 
 
-@pytest.mark.usefixtures("simulator")
+def compare(new, old, heads, head_dim, page_size, dtype, *, first=0, **options):
+    rng = np.random.default_rng(1)
+    pages, table = random_pages(
+        rng, np.add(new, old), kv_heads=heads[1], head_dim=head_dim, page_size=page_size, dtype=dtype
+    )  # fmt: skip
+    q = rng.standard_normal((-(-sum(new) // 8) * 8, heads[0], head_dim), np.float32).astype(BF16)
+    got = run(q, pages, table, new, old, first=first, **options)
+    rows = slice(sum(new[:first]), sum(new))
+    want = expected(q, pages, table, new, old, **options)
+    np.testing.assert_allclose(got[rows], want[rows], atol=2**-7, rtol=2**-8)
+
+
+@pytest.mark.usefixtures("small_chip", "simulator")
 @pytest.mark.parametrize(
     ("new", "old", "heads", "head_dim", "page_size", "dtype", "options"),
     [
@@ -246,19 +172,17 @@ def run(q, pages, table, new, old, *, first=0, window=None, soft_cap=None):
     ids=["decode-first", "split", "window-cap", "large-page", "head-256", "fp8"],
 )
 def test_the_kernel_gives_the_reference_s_result(new, old, heads, head_dim, page_size, dtype, options):
-    rng = np.random.default_rng(1)
-    pages, table = random_pages(
-        rng, np.add(new, old), kv_heads=heads[1], head_dim=head_dim, page_size=page_size, dtype=dtype
-    )  # fmt: skip
-    q = rng.standard_normal((-(-sum(new) // 8) * 8, heads[0], head_dim), np.float32).astype(BF16)
-    got = run(q, pages, table, new, old, **options)
-    rows = slice(sum(new[: options.get("first", 0)]), sum(new))
-    np.testing.assert_allclose(
-        got[rows], expected(q, pages, table, new, old, **options)[rows], atol=2**-7, rtol=2**-8
-    )  # fmt: skip
+    compare(new, old, heads, head_dim, page_size, dtype, **options)
 
 
-@pytest.mark.usefixtures("simulator")
+@pytest.mark.usefixtures("small_chip", "simulator")
+@pytest.mark.parametrize("dtype", [BF16, FP8])
+def test_items_that_follow_each_other_in_a_block_keep_off_each_other_s_memory(monkeypatch, dtype):
+    monkeypatch.setattr(hopper, "SMS", 1)
+    compare([9, 20, 5, 3], [140, 300, 260, 0], (4, 1), 64, 32, dtype)
+
+
+@pytest.mark.usefixtures("small_chip", "simulator")
 def test_a_sequence_has_the_same_bits_alone_and_in_company_elsewhere_in_the_batch():
     rng = np.random.default_rng(2)
     new, old = [13, 40, 3], [30, 500, 64]

@@ -1,8 +1,4 @@
-"""The GPU's product of a decode batch with a weight against the reference, in Pallas's interpreter on the CPU.
-
-The interpreter runs the blocks and warpgroups as threads with their barriers and copies, and reports races; how the
-kernels compile and how fast they are is for the device to say.
-"""
+"""The GPU's product of a decode batch with a weight against the reference, in a simulator that looks for races."""
 
 import dataclasses
 
@@ -10,13 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src import effects  # the interpreter forgets to allow what the kernels may do
-from jax._src.pallas.mosaic_gpu import core
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels import chain
 from hex_llm.kernels.matmul import add_norm_gpu, api, gpu, reference
 from hex_llm.kernels.matmul.gpu import Plan
+from tests.kernels.simulator import simulation
 
 SHAPES = {
     "qkv": (6144, 4096),
@@ -27,13 +21,10 @@ SHAPES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def interpreter(monkeypatch):
-    """Four blocks at a time, so that each has several pieces of work."""
-    for name in ("griddepcontrol_wait", "griddepcontrol_launch_dependents"):
-        monkeypatch.setattr(plgpu, name, lambda: None)
-    effects.lowerable_effects.add_type(core._WGMMAPipelineEffect)
-    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
+@pytest.fixture
+def simulator():
+    """A block of a product leaves no barrier before all that was to arrive has arrived."""
+    with simulation(all_phases=True):
         yield
 
 
@@ -48,6 +39,7 @@ def assert_close(got: jax.Array, want: jax.Array) -> None:
     np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), rtol=2**-7, atol=1e-4)
 
 
+@pytest.mark.usefixtures("simulator")
 @pytest.mark.parametrize(
     ("tokens", "out", "size", "plan"),
     [
@@ -56,7 +48,7 @@ def assert_close(got: jax.Array, want: jax.Array) -> None:
         (3, 640, 320, Plan(rows=64, depth=64, slots=4)),  # the ring is not a whole number of pieces
         (24, 256, 256, Plan(rows=128, depth=128, slots=2)),
         (16, 128, 512, Plan(rows=64, depth=64, splits=2, slots=2)),
-        (40, 256, 512, Plan(rows=128, depth=64, splits=4, slots=2)),  # goes out in two parts
+        (40, 256, 512, Plan(rows=128, depth=64, splits=4, slots=2)),  # four parts to be added
         (16, 512, 512, Plan(rows=64, depth=64, splits=2, slots=3)),
         (128, 256, 128, Plan(rows=256, depth=64, slots=2)),
     ],
@@ -67,6 +59,7 @@ def test_the_product_is_the_reference_s(tokens, out, size, plan):
     assert_close(gpu.matmul(x, weight, plan=plan), reference.matmul(x, weight))
 
 
+@pytest.mark.usefixtures("simulator")
 @pytest.mark.parametrize(("tokens", "out", "size"), [(8, 256, 256), (40, 512, 128)])
 def test_the_gated_product_is_the_reference_s(tokens, out, size):
     x, weight = inputs(tokens, out, size)
@@ -74,6 +67,7 @@ def test_the_gated_product_is_the_reference_s(tokens, out, size):
     assert_close(gpu.gated_matmul(x, weight, plan=plan), reference.gated_matmul(x, weight))
 
 
+@pytest.mark.usefixtures("simulator")
 def test_logits_are_left_in_float32():
     x, weight = inputs(8, 128, 128)
     got = gpu.matmul(x, weight, dtype=jnp.dtype(jnp.float32), plan=Plan(rows=64, depth=64, slots=2, blocks=4))
@@ -82,6 +76,7 @@ def test_logits_are_left_in_float32():
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("simulator")
 def test_a_token_s_result_does_not_depend_on_the_others():
     x, weight = inputs(16, 128, 256)
     plan = Plan(rows=64, depth=64, splits=2, slots=2, blocks=4)
@@ -89,6 +84,7 @@ def test_a_token_s_result_does_not_depend_on_the_others():
     assert (gpu.matmul(x, weight, plan=plan)[5] == alone[5]).all()
 
 
+@pytest.mark.usefixtures("simulator")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_parts_of_a_product_are_added_to_the_stream_and_normalised(dtype):
     x, weight = inputs(3, 1, 1024)
@@ -140,7 +136,7 @@ def test_nothing_is_taken_on_other_machines():
     assert not api.takes(*inputs(8, 64, 64))
 
 
-@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.usefixtures("on_gpu", "simulator")
 def test_a_chain_of_a_few_tokens_has_rows_in_eights():
     x, weight = inputs(3, 128, 512)
     scale = jnp.linspace(0.5, 2, 512, dtype=jnp.bfloat16)

@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hex_llm.kernels import hopper
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention import reference
 from hex_llm.kernels.paged_attention.api import paged_attention
 
 
-def random_batch(rng, lengths, *, page_size, num_pages, table_width, tokens, seqs, decode_only):
+def random_batch(rng, lengths, *, page_size, num_pages, table_width, tokens, seqs, decode_only, prompts_only):
     """`lengths`: (tokens in this step, tokens in all) of each sequence, those with one token first."""
     free = list(rng.permutation(np.arange(1, num_pages)))
     table = np.zeros((seqs, table_width), np.int32)
@@ -35,7 +36,7 @@ def random_batch(rng, lengths, *, page_size, num_pages, table_width, tokens, seq
         cu_q=None if decode_only else jnp.asarray(cu_q),
         kv_len=jnp.asarray(kv_len),
         page_table=jnp.asarray(table),
-        num_decode=jnp.int32(num_decode),
+        num_decode=None if prompts_only else jnp.int32(num_decode),
         num_seqs=jnp.int32(len(lengths)),
     )
     return batch, t
@@ -43,7 +44,7 @@ def random_batch(rng, lengths, *, page_size, num_pages, table_width, tokens, seq
 
 def compare(
     name, rng, lengths, *, dtype=jnp.float32, page_size=8, heads=4, kv_heads=2, head_dim=16, decode_only=False,
-    tokens=None, seqs=None, **options,
+    prompts_only=False, tokens=None, seqs=None, **options,
 ):  # fmt: skip
     used = sum(new for new, _ in lengths)
     seqs = seqs or len(lengths) + 2
@@ -52,7 +53,7 @@ def compare(
     num_pages = 2 + sum(-(-total // page_size) for _, total in lengths)
     batch, used = random_batch(
         rng, lengths, page_size=page_size, num_pages=num_pages, table_width=table_width, tokens=tokens,
-        seqs=seqs, decode_only=decode_only,
+        seqs=seqs, decode_only=decode_only, prompts_only=prompts_only,
     )  # fmt: skip
 
     def random(*shape):
@@ -122,3 +123,20 @@ def test_every_grouping_of_heads_works_in_bfloat16(name, heads, kv_heads, head_d
     rng = np.random.default_rng(heads)
     lengths = [(1, 40), (1, 257), (64, 64), (33, 290)]
     compare(name, rng, lengths, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=jnp.bfloat16)
+
+
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize(
+    ("lengths", "options"),
+    [
+        ([(1, 40), (1, 90), (9, 80), (5, 5)], {"window": 50}),
+        ([(12, 75), (7, 7)], {"prompts_only": True}),
+        ([(1, 90), (1, 1)], {}),
+    ],
+    ids=["decodes-and-prompts-in-a-window", "prompts", "decodes-in-a-mixed-bucket"],
+)
+def test_the_kernels_for_hopper_share_a_batch(monkeypatch, lengths, options):
+    monkeypatch.setattr(hopper, "SMS", 2)
+    rng = np.random.default_rng(7)
+    heads = {"heads": 2, "kv_heads": 1, "head_dim": 64}
+    compare("gpu", rng, lengths, dtype=jnp.bfloat16, page_size=32, **heads, **options)

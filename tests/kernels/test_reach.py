@@ -115,6 +115,7 @@ def test_tokens_beyond_the_reach_of_the_noise_never_stay(implementation):
     assert REACH[implementation](jnp.asarray(logits), filters_of(logits)).tolist() == [ALL, ALL]
 
 
+@pytest.mark.usefixtures("simulator")
 def test_the_kernel_leaves_the_same_tokens(monkeypatch):
     monkeypatch.setattr(gpu, "_MOST_PARTS", gpu._PARTS)  # one block at a time is simulated
     rng = np.random.default_rng(5)
@@ -123,7 +124,7 @@ def test_the_kernel_leaves_the_same_tokens(monkeypatch):
     logits[:, 100:150] = -np.inf
     parameters = {"top_k": [np.inf, 20, 7, np.inf], "top_p": [0.9, 0.5, np.inf, np.inf], "min_p": [0, 0, 0, 0.1]}
     filters = filters_of(logits, **parameters)
-    found = gpu.reach(jnp.asarray(logits), filters, interpret=True)
+    found = gpu.reach(jnp.asarray(logits), filters)
     stays = np.asarray(depth(jnp.asarray(logits), filters) < found[:, None])
     np.testing.assert_array_equal(stays, kept("reference", logits, **parameters))
     assert len(set(stays.sum(axis=1))) == 4

@@ -33,8 +33,8 @@ _TOP_P = 3
 _LOW, _WIDTH, _TOTAL_LOW, _TOTAL_HIGH, _TARGET, _REACH = range(6)
 
 
-@functools.partial(jax.jit, static_argnames="interpret")
-def reach(logits: Array, filters: Filters, *, interpret: bool = False) -> Array:
+@jax.jit
+def reach(logits: Array, filters: Filters) -> Array:
     """See `reference.reach`. It may be a longer one here, but not by a token."""
     rows, vocab = logits.shape
     logits = jnp.pad(logits, ((0, 0), (0, -vocab % _UNIT)), constant_values=-jnp.inf)
@@ -47,7 +47,7 @@ def reach(logits: Array, filters: Filters, *, interpret: bool = False) -> Array:
     found = jnp.zeros((rows, parts * _WAYS), jnp.float32)
     for by_mass in (False, True):
         for number in range(_PASSES):
-            state, found = _pass(logits, columns, state, found, by_mass=by_mass, first=number == 0, interpret=interpret)
+            state, found = _pass(logits, columns, state, found, by_mass=by_mass, first=number == 0)
     sums = jnp.sum(found.reshape(rows, parts, _WAYS), axis=1)
     state = _narrow(list(state.T), list(sums.T), columns[:, _TOP_P], by_mass=True)
     return jnp.minimum(state[_REACH], -state[_LOW])
@@ -84,9 +84,9 @@ def _narrow(state: Sequence[Array], sums: Sequence[Array], share: Array, *, by_m
     return [jnp.where(settled, before, after) for before, after in zip(state, new, strict=True)]
 
 
-@functools.partial(jax.jit, static_argnames=("by_mass", "first", "interpret"))
+@functools.partial(jax.jit, static_argnames=("by_mass", "first"))
 def _pass(
-    logits: Array, columns: Array, state: Array, found: Array, *, by_mass: bool, first: bool, interpret: bool
+    logits: Array, columns: Array, state: Array, found: Array, *, by_mass: bool, first: bool
 ) -> tuple[Array, Array]:
     """What is known at the beginning of this pass, and what its blocks find: the weights within each limit."""
     rows, parts = found.shape[0], found.shape[1] // _WAYS
@@ -153,5 +153,4 @@ def _pass(
         grid=(rows, parts),
         grid_names=("row", "part"),
         compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane),
-        interpret=plgpu.InterpretGPUParams() if interpret else False,
     )(logits, columns, state, found)

@@ -1,0 +1,40 @@
+"""Pages of keys and values as sequences leave them, and what queries attend to in them."""
+
+import numpy as np
+
+SCALE = 0.1
+
+
+def random_pages(rng, lengths, *, kv_heads, head_dim, page_size, dtype):
+    """Pages and their table; what no sequence has written is NaN."""
+    counts = -(-np.asarray(lengths) // page_size)
+    table = np.zeros((len(lengths), max(counts) + 2), np.int32)
+    table[np.arange(table.shape[1]) < counts[:, None]] = rng.permutation(np.arange(1, counts.sum() + 1))
+    pages = np.full((counts.sum() + 1, 2, kv_heads, page_size, head_dim), np.nan, np.float32)
+    for row, length in zip(table, lengths, strict=True):
+        for position in range(length):
+            page = row[position // page_size]
+            pages[page, :, :, position % page_size] = rng.standard_normal((2, kv_heads, head_dim))
+    return pages.astype(dtype), table
+
+
+def expected(q, pages, table, new, old, *, window=None, soft_cap=None):
+    """[T, N, H]: attention of the `new` tokens of each sequence after `old` ones; 0 where it has none."""
+    num_heads, head_dim = q.shape[1:]
+    kv_heads, page_size = pages.shape[2:4]
+    out, start = np.zeros(q.shape, np.float32), 0
+    for s, (n, o) in enumerate(zip(new, old, strict=True)):
+        length, rows = n + o, slice(start, start + n)
+        start += n
+        if not n or not length:
+            continue
+        context = np.moveaxis(pages[table[s, : -(-length // page_size)]], 0, 2).astype(np.float32)
+        keys, values = context.reshape(2, kv_heads, -1, head_dim)[:, :, :length].repeat(num_heads // kv_heads, axis=1)
+        scores = q[rows].astype(np.float32).swapaxes(0, 1) @ keys.swapaxes(1, 2) * SCALE
+        if soft_cap:
+            scores = soft_cap * np.tanh(scores / soft_cap)
+        distance = o + np.arange(n)[:, None] - np.arange(length)
+        scores = np.where((distance >= 0) & (distance < (window or length)), scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        out[rows] = (weights / weights.sum(axis=-1, keepdims=True) @ values).swapaxes(0, 1)
+    return out
