@@ -151,7 +151,7 @@ def test_a_second_sigterm_does_not_wait(folder, tmp_path):
     with running_server(folder, tmp_path / "log", "--max_decode_seqs=1") as server:
         load = load_all(server, 50)
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
+        time.sleep(0.5)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(3) == 0
         assert load.join().outcomes[LOST] == 0

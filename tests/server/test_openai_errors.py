@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from hex_llm.server.supervise import SAME_SIGNAL_S
 from tests.checkpoints import write_llama
 from tests.server.servers import RunningServer, running_server
 from tests.server.serving import wait_until
@@ -184,6 +185,7 @@ def test_a_server_that_shuts_down_takes_nothing_new_and_breaks_no_stream_in_sile
         error = refused(client)
         assert isinstance(error, openai.InternalServerError)
         assert (error.status_code, error.code) == (503, "draining")
+        time.sleep(2 * SAME_SIGNAL_S)
         server.process.send_signal(signal.SIGTERM)  # no more patience with the stream
         reader.join(timeout=30)
         (broken,) = ended
