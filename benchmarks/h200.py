@@ -64,14 +64,15 @@ def main() -> int:
         report: dict[str, Any] = {"machine": _machine(), "arguments": sys.argv[1:], "rows": [], "parts": {}}
         for group in GROUPS:
             wanted = [part for part in group if not arguments.only or part.name in arguments.only]
+            if not wanted:
+                continue
             found = _run_group(wanted, arguments, scratch, ends - time.time() - _GRACE_S)
             report["parts"] |= found
             report["rows"] = rows(_values(report["parts"]), report["parts"])
             report["seconds"] = round(time.time() - ends + arguments.budget_s, 1)
             if arguments.json:
                 _write(arguments.json, report)
-            if found:
-                print(table(_values(found), found), flush=True)
+            print(table(_values(found), found), flush=True)
         print("", table(_values(report["parts"]), report["parts"]), sep="\n")
         if arguments.shape != "8b":
             print(f"These are figures of --shape {arguments.shape}: they say that the script works, and nothing else.")
@@ -104,7 +105,7 @@ def _run_group(
     parts: Sequence[Part], arguments: argparse.Namespace, scratch: Path, room: float
 ) -> dict[str, dict[str, Any]]:
     """What became of parts that run side by side."""
-    with ThreadPoolExecutor(max(len(parts), 1)) as pool:
+    with ThreadPoolExecutor(len(parts)) as pool:
         running = {}
         for part in parts:
             limit = min(part.limit_s, room)

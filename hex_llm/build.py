@@ -88,7 +88,7 @@ def build_engine(config: Config, model: Model, report: Report = _tell_nobody) ->
 def build_runner(config: Config, model: Model, report: Report = _tell_nobody) -> tuple[DeviceRunner, Limits]:
     """Plans memory, compiles, loads: whatever cannot work fails before anything large is allocated."""
     started = time.monotonic()
-    use_cache(config.compilation_cache)
+    use_cache(config.compilation_cache, config.cache_folder)
     mesh = make_mesh()
     logger.info(
         "Loading %s: %s, %d layers, %s, on %s.",
@@ -140,12 +140,11 @@ def _plan(
     """How many KV blocks there are, which is a part of every compiled shape, and what the memory goes to."""
     weights, memory = family(model.arch).weights, Memory.of(mesh.devices.flat[0])
     params = abstract(weights, model.arch, mesh, model.dtype)
+    lowered = config.cache_folder and config.cache_folder / "lowered"
 
     def compiler_for(num_pages: int) -> Compiler:
         programs = Programs(model.arch, _shapes(config, model, buckets, num_pages), params, model.dtype)
-        return Compiler(
-            programs, folder=config.lowered_programs, jit=config.enable_jit, report=partial(report, COMPILING)
-        )
+        return Compiler(programs, folder=lowered, jit=config.enable_jit, report=partial(report, COMPILING))
 
     def fill(needs: Needs) -> int:
         return plan_blocks(

@@ -350,10 +350,10 @@ class Config:
         return str((user_cache if user_cache.is_absolute() else Path.home() / ".cache") / "hex_llm" / "xla")
 
     @property
-    def lowered_programs(self) -> Path | None:
-        """The folder that keeps what the compiler was given, beside what it made of it; None keeps none."""
+    def cache_folder(self) -> Path | None:
+        """The same, if it is a folder."""
         cache = self.compilation_cache
-        return Path(cache) / "lowered" if cache and "://" not in cache else None
+        return Path(cache) if cache is not None and "://" not in cache else None
 
     @classmethod
     def from_args(cls, argv: Sequence[str]) -> "Config":

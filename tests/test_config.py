@@ -409,11 +409,11 @@ def test_the_compilation_cache_is_the_users_unless_said_otherwise(monkeypatch):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/jax")
     assert Config().compilation_cache == "/jax"
     assert Config(compilation_cache_dir="~/mine").compilation_cache == "/home/someone/mine"
-    assert Config(compilation_cache_dir="~/mine").lowered_programs == Path("/home/someone/mine/lowered")
+    assert Config(compilation_cache_dir="~/mine").cache_folder == Path("/home/someone/mine")
     assert Config(compilation_cache_dir="gs://bucket/mine").compilation_cache == "gs://bucket/mine"
-    assert Config(compilation_cache_dir="gs://bucket/mine").lowered_programs is None
+    assert Config(compilation_cache_dir="gs://bucket/mine").cache_folder is None
     assert parse("--compilation_cache_dir=").compilation_cache is None
-    assert parse("--compilation_cache_dir=").lowered_programs is None
+    assert parse("--compilation_cache_dir=").cache_folder is None
 
 
 def test_the_page_of_flags_is_up_to_date():

@@ -2,7 +2,7 @@
 it has ended. What a kernel of it does not do goes the plain way.
 """
 
-import jax.numpy as jnp
+from typing import Any
 
 from hex_llm.kernels.hopper import MMA_ROWS, is_hopper
 
@@ -20,17 +20,20 @@ def padded(tokens: int) -> int:
     return -(-tokens // ROWS) * ROWS
 
 
-def whole(tokens: int, dtype: jnp.dtype, *, embed: int, mlp: int, heads: int, kv_heads: int, head_dim: int) -> bool:
-    """Whether the kernels do all of such layers, if those have no biases."""
+def whole(q: Any, pages: Any, *, embed: int, mlp: int) -> bool:
+    """Whether the kernels do all of layers with queries [T, N, H] and pages of these shapes, and without biases."""
+    tokens, heads, head_dim = q.shape
+    kv_heads = pages.shape[2]
     if not chained(tokens):
         return False
     # Imported where it is used: Pallas takes a second, which a start on a CPU has better use for.
     from hex_llm.kernels.matmul import add_norm_gpu
+    from hex_llm.kernels.paged_attention.gpu_decode_sizes import refusal
     from hex_llm.kernels.rope_write import gpu as rope_write_gpu
 
     sizes = (embed, mlp, heads * head_dim, kv_heads * head_dim)
     return (
-        dtype == jnp.bfloat16
+        refusal(q.shape, pages.shape, q.dtype, pages.dtype) is None
         and not any(size % MMA_ROWS for size in sizes)
         and add_norm_gpu.supports(embed)
         and rope_write_gpu.does_heads_of(head_dim)

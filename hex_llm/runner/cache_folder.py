@@ -13,8 +13,11 @@ from hex_llm.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 
-def use_cache(cache: str | None) -> None:
-    """Has JAX keep what it compiles in a folder or at an address (gs://...), or not at all."""
+def use_cache(cache: str | None, folder: Path | None) -> None:
+    """Has JAX keep what it compiles in a folder or at an address (gs://...), or not at all.
+
+    `folder` is the same as `cache` where that is a folder.
+    """
     compilation_cache.reset_cache()  # or else JAX stays with the folder it began with
     jax.config.update("jax_enable_compilation_cache", cache is not None)
     if cache is None:
@@ -22,8 +25,8 @@ def use_cache(cache: str | None) -> None:
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    if "://" not in cache:
-        _prepare(Path(cache))
+    if folder is not None:
+        _prepare(folder)
 
 
 def _prepare(folder: Path) -> None:

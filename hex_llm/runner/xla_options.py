@@ -33,12 +33,7 @@ def compiler_options(programs: Programs, program: Program) -> dict[str, bool | i
 
 def _is_chain(programs: Programs, tokens: int) -> bool:
     arch = programs.arch
-    sizes = {
-        "embed": arch.embed_size,
-        "mlp": arch.mlp_size,
-        "heads": arch.num_heads,
-        "kv_heads": arch.num_kv_heads,
-        "head_dim": arch.head_dim,
-    }
-    biased = arch.attention_bias or arch.mlp_bias
-    return not biased and chain.whole(tokens, programs.params.embed.dtype, **sizes)
+    if arch.attention_bias or arch.mlp_bias:
+        return False
+    q = jax.ShapeDtypeStruct((tokens, arch.num_heads, arch.head_dim), programs.params.embed.dtype)
+    return chain.whole(q, programs.kv[0], embed=arch.embed_size, mlp=arch.mlp_size)

@@ -6,7 +6,6 @@ import os
 import resource
 import socket
 import ssl
-from pathlib import Path
 
 from hex_llm.config import Config
 from hex_llm.errors import ConfigError
@@ -26,9 +25,9 @@ def check_files(config: Config) -> None:
         raise ConfigError("--ssl_certfile and --ssl_keyfile belong together; only one is given.")
     if config.ssl_certfile is not None:
         _check_certificate(config.ssl_certfile, config.ssl_keyfile)
-    cache = config.compilation_cache
-    if cache is not None and Path(cache).is_dir() and Path(cache).stat().st_mode & 0o022:
-        logger.warning("Other users can write to %s, and so decide what is run: chmod 700 it.", cache)
+    folder = config.cache_folder
+    if folder is not None and folder.is_dir() and folder.stat().st_mode & 0o022:
+        logger.warning("Other users can write to %s, and so decide what is run: chmod 700 it.", folder)
 
 
 def check_keys(config: Config, listener: socket.socket) -> None:

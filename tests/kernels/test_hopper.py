@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from hex_llm.kernels import hopper
@@ -28,9 +29,12 @@ def test_only_hopper_gpus_run_our_kernels(monkeypatch, backend, capability, expe
 
 def test_a_chain_is_whole_where_every_kernel_does_its_part(monkeypatch):
     monkeypatch.setattr(hopper.jax, "default_backend", lambda: "gpu")
-    llama = {"embed": 4096, "mlp": 14336, "heads": 32, "kv_heads": 8, "head_dim": 128}
-    assert whole(64, jax.numpy.bfloat16, **llama)
-    assert not whole(65, jax.numpy.bfloat16, **llama)
-    assert not whole(64, jax.numpy.float32, **llama)
-    for other in ({"embed": 4160}, {"mlp": 14350}, {"head_dim": 96}, {"head_dim": 100}):
-        assert not whole(64, jax.numpy.bfloat16, **llama | other)
+
+    def is_whole(tokens=64, dtype=jnp.bfloat16, embed=4096, mlp=14336, head_dim=128, page=32):
+        q = jax.ShapeDtypeStruct((tokens, 32, head_dim), dtype)
+        return whole(q, jax.ShapeDtypeStruct((9, 2, 8, page, head_dim), dtype), embed=embed, mlp=mlp)
+
+    assert is_whole()
+    others = [{"tokens": 65}, {"dtype": jnp.float32}, {"embed": 4160}, {"mlp": 14350}, {"page": 12}]
+    for other in (*others, *({"head_dim": size} for size in (96, 100, 192))):
+        assert not is_whole(**other)

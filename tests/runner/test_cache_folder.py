@@ -18,16 +18,16 @@ def as_before():
 
 
 def test_what_is_compiled_is_kept_in_the_folder_or_nowhere(tmp_path):
-    use_cache(str(tmp_path / "new"))
+    use_cache(str(tmp_path / "new"), tmp_path / "new")
     jax.jit(lambda x: x * 3 + 1)(2.0)
     assert [*(tmp_path / "new").glob("*-cache")]
-    use_cache(None)
+    use_cache(None, None)
     assert not jax.config.values["jax_enable_compilation_cache"]
 
 
 def test_an_address_is_left_to_jax(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    use_cache("gs://bucket/folder")
+    use_cache("gs://bucket/folder", None)
     assert jax.config.values["jax_compilation_cache_dir"] == "gs://bucket/folder"
     assert not [*tmp_path.iterdir()]
 
@@ -35,7 +35,7 @@ def test_an_address_is_left_to_jax(tmp_path, monkeypatch):
 def test_an_empty_file_is_written_anew(tmp_path):
     (tmp_path / "jit_f-1-cache").write_bytes(b"")
     (tmp_path / "jit_g-1-cache").write_bytes(b"full")
-    use_cache(str(tmp_path))
+    use_cache(str(tmp_path), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["jit_g-1-cache"]
 
 
@@ -43,12 +43,12 @@ def test_what_is_no_folder_is_refused_by_name(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "folder"):
         with pytest.raises(ConfigError, match=f"--compilation_cache_dir={path} is not a folder"):
-            use_cache(str(path))
+            use_cache(str(path), path)
 
 
 def test_a_folder_that_can_only_be_read_is_told_once(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    use_cache(str(tmp_path))
+    use_cache(str(tmp_path), tmp_path)
     assert caplog.text.count("cannot be written to") == 1
     with warnings.catch_warnings(record=True) as told:
         warnings.warn("Error writing persistent compilation cache entry for 'jit_f': OSError", stacklevel=1)

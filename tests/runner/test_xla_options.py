@@ -2,6 +2,7 @@
 
 import os
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +25,9 @@ OTHERS = [program for program in PROGRAMS if not isinstance(program, Forward)]
 
 def compiler_options(program: Program, dtype=jnp.bfloat16, **changes: int) -> dict:
     params = SimpleNamespace(embed=jax.ShapeDtypeStruct((8, 8), dtype))
-    arch = SimpleNamespace(**ARCH | {"attention_bias": False, "mlp_bias": False} | changes)
-    programs = Programs(arch, shapes=None, params=params, dtype=dtype)  # pyright: ignore[reportArgumentType]
+    arch: Any = SimpleNamespace(**ARCH | {"num_layers": 1, "attention_bias": False, "mlp_bias": False} | changes)
+    shapes: Any = SimpleNamespace(num_pages=10, page_size=32)
+    programs = Programs(arch, shapes, params, dtype)
     return xla_options.compiler_options(programs, program) or {}
 
 
@@ -95,6 +97,13 @@ def test_on_a_gpu_only_a_chain_of_our_kernels_goes_without_graphs():
 
 @pytest.mark.usefixtures("on_gpu")
 def test_on_a_gpu_a_model_that_our_kernels_do_not_multiply_keeps_its_graphs():
-    others = ({"dtype": jnp.float32}, {"mlp_size": 96}, {"embed_size": 4160}, {"head_dim": 96}, {"mlp_bias": True})
+    others = (
+        {"dtype": jnp.float32},
+        {"mlp_size": 96},
+        {"embed_size": 4160},
+        {"head_dim": 96},
+        {"head_dim": 192},
+        {"mlp_bias": True},
+    )
     for changes in others:
         assert not any("xla_gpu_enable_command_buffer" in compiler_options(step, **changes) for step in STEPS)

@@ -27,8 +27,7 @@ _MOST_PARTS = 64
 _BLOCKS = 1024  # of a pass, if it takes more parts than that to have as many: about 8 for each SM
 _PRECISE = 2.0**-14  # what a mass must be of the total to be seen in it
 
-# What is known of a row, in columns of float32.
-_TOP_P = 3
+_TOP_P = 3  # the column of it in what is known of a row
 # Where the search stands: `reach` lies above `low` and at or below `low + width`. A negative `low` is a settled reach.
 _LOW, _WIDTH, _TOTAL_LOW, _TOTAL_HIGH, _TARGET, _REACH = range(6)
 
