@@ -50,7 +50,7 @@ GROUPS = (
     (Part("kernel", 60),),
     (Part("peer", 90, by_peer=True),),
     (Part("parity", 120, memory="0.5"), Part("checks", 120)),
-    (Part("offline", 180),),
+    (Part("offline", 330),),
 )
 PARTS = tuple(part for group in GROUPS for part in group)
 

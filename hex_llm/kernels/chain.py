@@ -1,12 +1,16 @@
 """Small batches on Hopper: each layer is a chain of our kernels, every one of which begins before the one in front of
 it has ended. What a kernel of it does not do goes the plain way.
+
+Before the one in front has ended, a kernel reads what no kernel of the chain writes: weights, and what a step is about
+(page table, plan, angles), which XLA's kernels compute before the first layer. That is safe because a product lets the
+next kernel begin only when it has itself waited for the one in front, and XLA's kernels let none begin before they end.
 """
 
 from typing import Any
 
 from hex_llm.kernels.hopper import MMA_ROWS, is_hopper
 
-MAX_TOKENS = 64  # with more, cuBLAS's products are the faster
+MAX_TOKENS = 128  # with more, cuBLAS's products are the faster
 ROWS = 8  # a product takes and gives a multiple of so many rows
 
 

@@ -37,7 +37,7 @@ def forward(model: Model, arch: Arch, kv: tuple[Array, ...], batch: Batch) -> tu
     rope = jax.lax.optimization_barrier(rope_tables(arch.rope, batch.positions))
     x = model.embed[batch.tokens]
     q = jax.ShapeDtypeStruct((x.shape[0], arch.num_heads, arch.head_dim), x.dtype)
-    batch = prepare(batch, q, kv[0], {arch.window})
+    x, batch = prepare(x, batch, q, kv[0], {arch.window})
     stream, written = Stream(x), []
     for pages, weights in zip(kv, model.layers, strict=True):
         stream, pages = layer(stream, pages, weights, arch=arch, rope=rope, batch=batch)

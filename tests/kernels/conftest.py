@@ -11,5 +11,5 @@ from tests.kernels.simulator import simulation
 @pytest.fixture
 def simulator():
     """Runs kernels in Pallas' GPU simulator; fails if that saw a race."""
-    with simulation():
-        yield
+    with simulation() as early_reads:
+        yield early_reads

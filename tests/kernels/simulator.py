@@ -8,8 +8,10 @@ read before a copy to it has ended, and where what a warpgroup itself has writte
 accumulator that is used while a product is added to it is an error. Blocks run one after the other, but count as
 unordered: what one writes and another touches is a race, too.
 
-What is not seen: a left operand in registers that changes while a product still reads it; what a kernel reads before
-the one in front of it has ended; and whether the warps of one warpgroup keep in step.
+What a warpgroup reads of global memory before it has waited for the kernel in front is kept, for tests to look at.
+
+What is not seen: a left operand in registers that changes while a product still reads it; and whether the warps of one
+warpgroup keep in step.
 """
 
 import collections
@@ -30,7 +32,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 BLOCKS, TASKS = 256, 1000  # of a kernel and of a block, with clocks of their own; where two share one, a race can hide
 OF_PRODUCTS = 1 << 20  # with this, a wait for copies is one for products: the simulator leaves out `wgmma_wait`
+OF_THE_KERNEL_IN_FRONT = 1 << 21  # and with this, one for the end of that
 EVERYTHING = (slice(None), slice(None))
+GLOBAL = shared_memory.get_memory_space_idx(plgpu.GMEM)
 
 
 class Product(NamedTuple):
@@ -42,6 +46,8 @@ class Product(NamedTuple):
 
 class Memory(shared_memory.GPUSharedMemory):
     """What the simulator knows of a kernel, and the products under way in each warpgroup, oldest first."""
+
+    early_reads: list[Any]  # set by `simulation`
 
     def __init__(self, **options: Any) -> None:
         self.accumulators = itertools.count(-100, -1)
@@ -56,6 +62,7 @@ class Memory(shared_memory.GPUSharedMemory):
         self.next_block += 1
         self.next_tma_thread_id = BLOCKS
         self.products = collections.defaultdict(collections.deque)
+        self.behind = set()  # warpgroups that have waited for the kernel in front
 
     def get_next_wgmma_accumulator_id(self, thread: Any) -> int:
         """One that no block before has had: its clocks do not go on in the next, which would look like races."""
@@ -76,7 +83,9 @@ class Memory(shared_memory.GPUSharedMemory):
         self.incr_clock(thread)
 
     def wait_smem_to_gmem(self, thread: Any, n: int, wait_read_only: bool) -> None:
-        if n >= OF_PRODUCTS:
+        if n == OF_THE_KERNEL_IN_FRONT:
+            self.behind.add(thread)
+        elif n >= OF_PRODUCTS:
             self.wait_for_products(thread, n - OF_PRODUCTS)
         else:
             super().wait_smem_to_gmem(thread, n, wait_read_only)
@@ -84,6 +93,12 @@ class Memory(shared_memory.GPUSharedMemory):
     def assert_done(self, thread: Any, accumulator: Any) -> None:
         if any(product.accumulator == accumulator for product in self.products[thread]):
             raise AssertionError("an accumulator is used while a product is added to it")
+
+    def get_buffer_content(self, key: Any, access: Any, thread: Any, **options: Any) -> Any:
+        result = super().get_buffer_content(key, access, thread, **options)
+        if key.memory_space_id == GLOBAL and thread is not None and thread not in self.behind:
+            self.early_reads.append(result[0])
+        return result
 
     def swap_buffer_content(self, key: Any, access: Any, value: Any, mask: Any, thread: Any, **options: Any) -> Any:
         self.assert_done(thread, key)
@@ -157,9 +172,12 @@ def deallocate(barrier: Any) -> None:
 
 
 @contextlib.contextmanager
-def simulation(*, all_phases: bool = False) -> Iterator[None]:
-    """Runs all kernels in the simulator; fails if that sees a race, or with `all_phases` a barrier left alone."""
-    kernels = []
+def simulation(*, all_phases: bool = False) -> Iterator[list[Any]]:
+    """Runs all kernels in the simulator; fails if that sees a race, or with `all_phases` a barrier left alone.
+
+    Gives a list of what is read before a kernel has waited for the one in front.
+    """
+    kernels, early_reads = [], []
 
     def races(**options: Any) -> Any:
         kernels.append(race_detection_state.GPURaceDetectionState(**options))
@@ -169,8 +187,9 @@ def simulation(*, all_phases: bool = False) -> Iterator[None]:
         allowed.add_type(type(core._wgmma_pipeline_effect))
     parameters = plgpu.InterpretGPUParams(detect_races=True, num_tma_threads_per_device=BLOCKS + TASKS)
     with pytest.MonkeyPatch.context() as patch, plgpu.force_gpu_interpret_mode(parameters):
-        for name in ("griddepcontrol_wait", "griddepcontrol_launch_dependents"):  # it has no kernels that overlap
-            patch.setattr(plgpu, name, lambda: None)
+        patch.setattr(Memory, "early_reads", early_reads, raising=False)
+        patch.setattr(plgpu, "griddepcontrol_wait", lambda: plgpu.wait_smem_to_gmem(OF_THE_KERNEL_IN_FRONT))
+        patch.setattr(plgpu, "griddepcontrol_launch_dependents", lambda: None)  # it has no kernels that overlap
         patch.setattr(plgpu, "wgmma_wait", lambda n: plgpu.wait_smem_to_gmem(OF_PRODUCTS + n))
         patch.setattr(pl, "run_state", run_state)
         patch.setattr(
@@ -185,7 +204,7 @@ def simulation(*, all_phases: bool = False) -> Iterator[None]:
         gpu_callbacks.reset_gpu_interpret_mode_state()  # which a kernel that failed leaves behind
         jax.clear_caches()
         try:
-            yield
+            yield early_reads
         finally:
             jax.clear_caches()
     assert kernels, "no kernel ran in the simulator"

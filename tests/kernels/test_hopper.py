@@ -30,11 +30,11 @@ def test_only_hopper_gpus_run_our_kernels(monkeypatch, backend, capability, expe
 def test_a_chain_is_whole_where_every_kernel_does_its_part(monkeypatch):
     monkeypatch.setattr(hopper.jax, "default_backend", lambda: "gpu")
 
-    def is_whole(tokens=64, dtype=jnp.bfloat16, embed=4096, mlp=14336, head_dim=128, page=32):
+    def is_whole(tokens=128, dtype=jnp.bfloat16, embed=4096, mlp=14336, head_dim=128, page=32):
         q = jax.ShapeDtypeStruct((tokens, 32, head_dim), dtype)
         return whole(q, jax.ShapeDtypeStruct((9, 2, 8, page, head_dim), dtype), embed=embed, mlp=mlp)
 
     assert is_whole()
-    others = [{"tokens": 65}, {"dtype": jnp.float32}, {"embed": 4160}, {"mlp": 14350}, {"page": 12}]
+    others = [{"tokens": 129}, {"dtype": jnp.float32}, {"embed": 4160}, {"mlp": 14350}, {"page": 12}]
     for other in (*others, *({"head_dim": size} for size in (96, 100, 192))):
         assert not is_whole(**other)

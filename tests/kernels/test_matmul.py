@@ -51,6 +51,7 @@ def assert_close(got: jax.Array, want: jax.Array) -> None:
         (40, 256, 512, Plan(rows=128, depth=64, splits=4, slots=2)),  # four parts to be added
         (16, 512, 512, Plan(rows=64, depth=64, splits=2, slots=3)),
         (128, 256, 128, Plan(rows=256, depth=64, slots=2)),
+        (128, 128, 512, Plan(rows=64, depth=128, splits=2, slots=2)),
     ],
 )
 def test_the_product_is_the_reference_s(tokens, out, size, plan):
@@ -60,7 +61,7 @@ def test_the_product_is_the_reference_s(tokens, out, size, plan):
 
 
 @pytest.mark.usefixtures("simulator")
-@pytest.mark.parametrize(("tokens", "out", "size"), [(8, 256, 256), (40, 512, 128)])
+@pytest.mark.parametrize(("tokens", "out", "size"), [(8, 256, 256), (40, 512, 128), (128, 256, 192)])
 def test_the_gated_product_is_the_reference_s(tokens, out, size):
     x, weight = inputs(tokens, out, size)
     plan = Plan(rows=128, depth=64, slots=2, blocks=4)

@@ -18,13 +18,12 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels.chain import padded
+from hex_llm.kernels.chain import MAX_TOKENS, padded
 from hex_llm.kernels.hopper import MMA_ROWS, num_sms
 from hex_llm.kernels.matmul.reference import total
 
 SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
 SHARED_BYTES = 222 * 1024  # for the ring: of 227 KB, so that a small kernel can stand beside
-MAX_TOKENS = 128
 MAX_SPLITS = 8
 FEW_SPLITS = 4
 
@@ -54,27 +53,26 @@ def plan_for(tokens: int, out: int, size: int, *, gated: bool = False) -> Plan:
     # A block reads all of `x` for each of its tiles: tall ones keep that well below what it reads of the weight. But
     # where they leave SMs without work, `in` is split, and many parts cost more than reading `x` more often.
     wanted = max(unit, next((rows for rows in (64, 128) if rows >= 2 * tokens), 256))
-    if tokens <= MMA_ROWS and out // wanted < num_sms():
+    if out // wanted < num_sms():
         wanted = unit
-    plans = [
-        plan_of(out, size, rows, 128 if rows + tokens <= 128 else 64, gated=gated)
-        for rows in (256, 128, 64)
-        if rows <= wanted
-    ]
+    plans = [_plan_of(tokens, out, size, rows, gated=gated) for rows in (256, 128, 64) if rows <= wanted]
     fitting = [plan for plan in plans if plan is not None]
     return next((plan for plan in fitting if plan.splits <= FEW_SPLITS), fitting[-1])
 
 
-def plan_of(out: int, size: int, rows: int, depth: int, *, gated: bool = False) -> Plan | None:
-    """The plan with these tiles, split such that most SMs have work; None where they do not fit the shape."""
-    depth = depth if size % depth == 0 else MMA_ROWS
+def _plan_of(tokens: int, out: int, size: int, rows: int, *, gated: bool) -> Plan | None:
+    """The plan with tiles of so many rows, split such that most SMs have work; None where they do not fit the shape."""
     if rows < (2 if gated else 1) * MMA_ROWS or out % rows:
         return None
-    blocks, steps = out // rows, size // depth
+    blocks = out // rows
+    split = not gated and blocks < 2 * num_sms() // 3
+    # Deep slots are the faster ones, but with many tokens they are too few for a long piece of work.
+    deep = size % 128 == 0 and rows + tokens <= 192 and (tokens <= 64 or split)
+    depth = 128 if deep else 64
     splits = 1
-    if not gated and blocks < 2 * num_sms() // 3:
+    if split:
         most = min(MAX_SPLITS, num_sms() // blocks)
-        splits = max(splits for splits in range(1, most + 1) if steps % splits == 0)
+        splits = max(splits for splits in range(1, most + 1) if size // depth % splits == 0)
     return Plan(rows=rows, depth=depth, splits=splits)
 
 

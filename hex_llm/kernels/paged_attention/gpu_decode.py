@@ -7,6 +7,9 @@ the *workers*, multiply on the tensor cores, where the rows of a group fill a fr
 takes the time. Two workers take the chunks in turn, so that one finishes a chunk while the other has begun the next.
 They write each chunk's own softmax average and log2-sum-exp; a second, small kernel merges a row's chunks.
 
+The kernel begins while the one in front, which writes the last tokens' keys and values, still runs (see `chain`): until
+that has ended it reads the plan, the page table and the tokens before.
+
 How a row is cut follows from its own length and the shapes alone, and its chunks are merged in order. So a row's
 result has the same bits whatever else is in the batch; which CTA computes a chunk changes nothing.
 """
@@ -135,7 +138,6 @@ def _attend(
     def body(*refs: Any) -> None:
         # The kernel behind may come now: it waits for the end of this one before it reads what this one writes.
         plgpu.griddepcontrol_launch_dependents()
-        plgpu.griddepcontrol_wait()
         warpgroup = lax.axis_index("warpgroup")
         pl.when(warpgroup == 0)(functools.partial(_memory_side, _Refs(*refs), z))
         pl.when(warpgroup > 0)(functools.partial(_compute_side, _Refs(*refs), z, softmax, warpgroup - 1))
@@ -199,11 +201,6 @@ def _memory_side(refs: _Refs, sizes: Sizes) -> None:
     parts_per_page = sizes.page_size // sizes.part
 
     def load_chunk(chunk: _Chunk, turns: _Turns) -> _Turns:
-        q_slot = lax.rem(turns.chunks, Q_SLOTS)
-        pl.when(turns.chunks >= Q_SLOTS)(lambda: plgpu.barrier_wait(refs.q_empty.at[q_slot]))
-        block = chunk.row if sizes.padded else lax.div(chunk.row * sizes.group, sizes.q_rows)
-        q_rows = refs.q_smem.at[q_slot, pl.ds(0, sizes.q_rows)]
-        plgpu.copy_gmem_to_smem(refs.q.at[block], q_rows, refs.q_full.at[q_slot])
         last_page = lax.div(chunk.length - 1, sizes.page_size)
 
         def load_tile(i: Array, turn: Array) -> Array:
@@ -224,13 +221,24 @@ def _memory_side(refs: _Refs, sizes: Sizes) -> None:
                     plgpu.copy_gmem_to_smem(refs.pages.at[block], target, refs.full.at[slot])
             return turn + 1
 
-        return _Turns(lax.fori_loop(0, chunk.num_tiles, load_tile, turns.tiles), turns.chunks + 1)
+        # The first tiles to be read need not wait for the kernel in front, but for the one with the last token.
+        old = jnp.minimum(lax.div(chunk.length - 1, sizes.tile) - chunk.first_tile, chunk.num_tiles)
+        early = jnp.where(turns.chunks == 0, jnp.minimum(old, sizes.slots), 0)
+        turn = lax.fori_loop(0, early, load_tile, turns.tiles)
+        pl.when(turns.chunks == 0)(plgpu.griddepcontrol_wait)
+        q_slot = lax.rem(turns.chunks, Q_SLOTS)
+        pl.when(turns.chunks >= Q_SLOTS)(lambda: plgpu.barrier_wait(refs.q_empty.at[q_slot]))
+        block = chunk.row if sizes.padded else lax.div(chunk.row * sizes.group, sizes.q_rows)
+        q_rows = refs.q_smem.at[q_slot, pl.ds(0, sizes.q_rows)]
+        plgpu.copy_gmem_to_smem(refs.q.at[block], q_rows, refs.q_full.at[q_slot])
+        return _Turns(lax.fori_loop(early, chunk.num_tiles, load_tile, turn), turns.chunks + 1)
 
     _for_each_chunk(refs, sizes, load_chunk)
 
 
 def _compute_side(refs: _Refs, sizes: Sizes, softmax: _Softmax, worker: Array) -> None:
     """Attends to the tiles of this worker's chunks as they come, and writes the chunks' results."""
+    plgpu.griddepcontrol_wait()
     plgpu.set_max_registers(232, action="increase")
 
     def attend_chunk(chunk: _Chunk, turns: _Turns) -> None:

@@ -29,11 +29,11 @@ def merge(averages: Array, exponents: Array, plan: DecodePlan, sizes: Sizes, num
     def body(averages_ref: Any, exponents_ref: Any, sequences_ref: Any, out_ref: Any) -> None:
         # The kernel behind may come now: it waits for the end of this one before it reads what this one writes.
         plgpu.griddepcontrol_launch_dependents()
-        plgpu.griddepcontrol_wait()
         row, first_head = lax.axis_index("row"), lax.axis_index("heads") * heads
         sequence = lax.div(row, z.num_kv_heads)
         chunks = sequences_ref[jnp.minimum(sequence, z.num_seqs - 1), 3]
         chunks = jnp.where(sequence < z.num_seqs, chunks, 0)
+        plgpu.griddepcontrol_wait()
         first_q_row = z.first_q_row(lax.rem(row, z.num_kv_heads)) + first_head
 
         def merge_some(turn: Array, sums: list[tuple[Array, Array, Array]]) -> list[tuple[Array, Array, Array]]:

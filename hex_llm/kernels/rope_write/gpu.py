@@ -52,9 +52,14 @@ def rope_write(
     ) -> None:
         # The kernel behind may come now: it waits for the end of this one before it reads what this one writes.
         plgpu.griddepcontrol_launch_dependents()
-        plgpu.griddepcontrol_wait()
         token, block = lax.axis_index("token"), lax.axis_index("block")
-        page, offset = page_ref[token], offset_ref[token]
+
+        def table(ref: Any) -> Array:
+            angles = plgpu.load(ref.at[token], layout=layout.reduce(0), optimized=False)
+            return lax.broadcast_in_dim(angles, (heads, half), [1])
+
+        page, offset, cos, sin = page_ref[token], offset_ref[token], table(cos_ref), table(sin_ref)
+        plgpu.griddepcontrol_wait()
 
         def load(side: int) -> Array:
             """The first or second half of each head."""
@@ -66,14 +71,10 @@ def rope_write(
             ]
             return functools.reduce(jnp.add, summands).astype(dtype)
 
-        def table(ref: Any) -> Array:
-            angles = plgpu.load(ref.at[token], layout=layout.reduce(0), optimized=False)
-            return lax.broadcast_in_dim(angles, (heads, half), [1])
-
         first, second = load(0), load(1)
 
         def turned() -> tuple[Array, Array]:
-            cos, sin, a, b = table(cos_ref), table(sin_ref), first.astype(jnp.float32), second.astype(jnp.float32)
+            a, b = first.astype(jnp.float32), second.astype(jnp.float32)
             return (a * cos - b * sin).astype(dtype), (b * cos + a * sin).astype(dtype)
 
         @pl.when(block < q_blocks)

@@ -1,0 +1,77 @@
+"""What kernels read before the one in front of them has ended: nothing that this may write."""
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from hex_llm.kernels.matmul import add_norm_gpu
+from hex_llm.kernels.matmul import gpu as matmul_gpu
+from hex_llm.kernels.matmul.gpu import Plan
+from hex_llm.kernels.paged_attention.gpu_decode import DEFAULT, decode, plan_decode
+from hex_llm.kernels.paged_attention.gpu_decode_merge import merge
+from hex_llm.kernels.paged_attention.gpu_decode_sizes import sizes_of
+from hex_llm.kernels.rope_write import gpu as rope_write_gpu
+from tests.kernels.contexts import random_pages
+
+OLD, FRESH = 3.0, 77.0  # what was there before, and what the kernel in front writes
+BF16 = jnp.bfloat16
+
+
+def full(value, *shape, dtype=BF16):
+    return jnp.full(shape, value, dtype)
+
+
+def product():
+    matmul_gpu.matmul(full(FRESH, 8, 256), full(OLD, 128, 256), plan=Plan(rows=64, depth=64, slots=2, blocks=2))
+
+
+def add_norm():
+    pieces = full(FRESH, 2, 3, 512, dtype=jnp.float32)
+    add_norm_gpu.add_norm(full(FRESH, 3, 512), pieces, full(OLD, 512), eps=1e-5)
+
+
+def rope_write():
+    tables = (full(OLD, 2, 1, 32, dtype=jnp.float32),) * 2
+    pages, places = full(FRESH, 3, 2, 1, 8, 64), jnp.asarray([1, 2], jnp.int32)
+    rope_write_gpu.rope_write(full(FRESH, 1, 2, 6 * 64), tables, pages, places, places, jnp.dtype(BF16))
+
+
+def attention(window=None):
+    lengths, page_size = [300, 64, 1, 0, 65], 32
+    pages, table = random_pages(
+        np.random.default_rng(0), lengths, kv_heads=2, head_dim=64, page_size=page_size, dtype=ml_dtypes.bfloat16
+    )
+    pages = np.full_like(pages, OLD)
+    for sequence, length in enumerate(lengths):
+        if length:
+            page, offset = divmod(length - 1, page_size)
+            pages[table[sequence, page], :, :, offset] = FRESH
+    plan = plan_decode(jnp.asarray(lengths, jnp.int32), num_kv_heads=2, window=window, num_cores=4)
+    q = full(FRESH, len(lengths), 4, 64)
+    decode(q, jnp.asarray(pages), jnp.asarray(table), plan, scale=1.0, window=window)
+
+
+def merging():
+    q, pages = full(FRESH, 2, 4, 128), full(FRESH, 9, 2, 2, 32, 128)
+    sizes = sizes_of(q, pages, DEFAULT)
+    plan = plan_decode(jnp.asarray([100, 0], jnp.int32), num_kv_heads=2, num_cores=4)
+    averages = full(FRESH, sizes.rows, sizes.max_chunks, sizes.group, 128, dtype=jnp.float32)
+    merge(averages, full(FRESH, sizes.rows, sizes.max_chunks, 64, dtype=jnp.float32), plan, sizes, 2)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [product, add_norm, rope_write, attention, lambda: attention(window=75), merging],
+    ids=["product", "add_norm", "rope_write", "attention", "window", "merge"],
+)
+def test_nothing_that_the_kernel_in_front_writes_is_read_before_it_has_ended(simulator, run):
+    run()
+    assert simulator, "it reads something early"
+    for values in simulator:
+        assert not (np.asarray(values, np.float32) == FRESH).any()
+
+
+def test_attention_reads_what_came_before_the_last_tokens_early(simulator):
+    attention()
+    assert any((np.asarray(values, np.float32) == OLD).sum() == 32 * 64 for values in simulator)
