@@ -16,6 +16,7 @@ import numpy as np
 
 from benchmarks.h200_clock import seconds
 from benchmarks.h200_part import Results, Settings, run_part
+from benchmarks.h200_settings import Sizes
 from benchmarks.h200_trace import Profile, middle, read_profile, tracing
 from hex_llm import log
 from hex_llm.build import build_engine, find_model
@@ -25,7 +26,7 @@ from hex_llm.engine.engine import Engine
 from hex_llm.engine.request import Request, SamplingParams
 from hex_llm.runner.sampler import SamplingRows, choose_drawn, choose_filtered
 
-WARM_STEPS = 10
+STEPS_AFTER_A_TRACE = 10  # writing it takes the host
 SAMPLING_PROGRAMS = ("choose", "sampl")  # words in the names of the programs that choose tokens
 KERNELS_KEPT = 60
 SAMPLINGS: dict[str, dict[str, Any]] = {
@@ -90,7 +91,7 @@ def measure(settings: Settings, results: Results) -> None:
     engine._runner = clock
     for batch, name in zip(sizes.step_batches, ("64", "128", "1"), strict=True):
         with results.case(f"B={batch}"):
-            requests = start_decodes(engine, batch, sizes.step_context, sizes.steps, {"temperature": 0.0})
+            requests = start_decodes(engine, batch, sizes, sizes.steps, {"temperature": 0.0})
             before = lengths(requests)
             timing: dict[str, Any] = time_steps(engine, clock, sizes.steps)
             contexts = (before + lengths(requests)) / 2
@@ -109,15 +110,14 @@ def measure(settings: Settings, results: Results) -> None:
 
 
 def _trace(settings: Settings, results: Results, engine: Engine, name: str, sampling: dict[str, Any]) -> None:
-    steps = settings.plan.sizes.traced_steps
-    requests = start_decodes(
-        engine, settings.plan.sizes.traced_batch, settings.plan.sizes.step_context, 2 * steps, sampling
-    )
+    sizes = settings.plan.sizes
+    steps = sizes.traced_steps
+    requests = start_decodes(engine, sizes.traced_batch, sizes, 2 * steps, sampling)
     folder = settings.folder / "trace" / name
     untraced = step_ms(engine, steps // 2)
     with tracing(folder):
         traced = step_ms(engine, steps)
-    step_ms(engine, WARM_STEPS)
+    step_ms(engine, STEPS_AFTER_A_TRACE)
     untraced += step_ms(engine, steps // 2)
     finish(engine, requests)
     profile = read_profile(folder)
@@ -175,11 +175,11 @@ def _record_idle(results: Results, profile: Profile, traced_ms: float, untraced_
     results.detail("kernels, count and us", dict(list(profile.by("name").items())[:KERNELS_KEPT]))
 
 
-def start_decodes(engine: Engine, batch: int, context: int, steps: int, sampling: dict[str, Any]) -> list[Request]:
-    """Requests whose prompts are computed, and whose sequences are `context` long, on average, in the next steps."""
+def start_decodes(engine: Engine, batch: int, sizes: Sizes, steps: int, sampling: dict[str, Any]) -> list[Request]:
+    """Requests that have decoded for a while, with sequences that are in the next steps on average as long as asked."""
     random, limits = np.random.default_rng(batch), engine.limits
-    first = context - steps // 2
-    last = first - WARM_STEPS - batch // 4  # what is too short decodes for longer before it is timed
+    first = sizes.step_context - steps // 2
+    last = first - sizes.settle_steps - batch // 4  # what is too short decodes for longer before it is timed
     # Those that are started first decode while the others' prompts are computed, so they are given less to begin with.
     head_start = min(batch * last / (limits.mixed_tokens or limits.step_tokens), last / 2)
     requests = []

@@ -125,12 +125,12 @@ def test_steps_are_timed_at_the_context_asked_for(tmp_path):
     engine, _ = make_engine(told, [*told.plan.flags.serve, "--no-warmup"])
     clock = Clock(engine._runner)
     engine._runner = clock
-    requests = start_decodes(engine, 8, 120, 10, SAMPLINGS["sampling"])
+    requests = start_decodes(engine, 8, told.plan.sizes, 10, SAMPLINGS["sampling"])
     before = lengths(requests)
     timing = time_steps(engine, clock, 10)
     contexts = (before + lengths(requests)) / 2
     assert clock.steps == 10
-    assert abs(contexts - 120).max() <= 3
+    assert abs(contexts - told.plan.sizes.step_context).max() <= 3
     assert 0 < timing["dispatch_ms"] < timing["python_ms"] <= timing["step_ms"]
     with tracing(tmp_path / "trace"):
         for _ in range(4):

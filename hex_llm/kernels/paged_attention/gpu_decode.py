@@ -3,9 +3,12 @@
 A *row* is a sequence and one of its kv heads; its context is read in *tiles* of tokens. Each row is cut into *chunks*
 of tiles, and the chunks of all rows, laid end to end, are dealt to persistent CTAs, one per SM, in shares of nearly
 equal length. In a CTA one warpgroup streams pages into a ring in shared memory and never stops between chunks; others,
-the *workers*, multiply on the tensor cores, where the rows of a group fill a fraction of a tile, but memory is what
-takes the time. Two workers take the chunks in turn, so that one finishes a chunk while the other has begun the next.
-They write each chunk's own softmax average and log2-sum-exp; a second, small kernel merges a row's chunks.
+the *workers*, multiply on the tensor cores. Two workers take the chunks in turn, so that one finishes a chunk while the
+other has begun the next. They write each chunk's own softmax average and log2-sum-exp; a second, small kernel merges a
+row's chunks.
+
+The rows of a group fill a fraction of what a tensor core multiplies, but memory is what takes the time. The others are
+kept at zero: reading at full speed, the GPU is at the limit of its power, and multiplying noise would lower its clock.
 
 The kernel begins while the one in front, which writes the last tokens' keys and values, still runs (see `chain`): until
 that has ended it reads the plan, the page table and the tokens before.
@@ -29,7 +32,15 @@ from hex_llm.kernels.hopper import LOG2E, MMA_ROWS
 from hex_llm.kernels.paged_attention.gpu_decode_merge import merge
 from hex_llm.kernels.paged_attention.gpu_decode_plan import DEFAULT, DecodePlan, Tuning, plan_decode
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import Q_SLOTS, SWIZZLE_ROWS, Sizes, refusal, sizes_of
-from hex_llm.kernels.paged_attention.gpu_decode_tile import add_product, clear_unseen, per_row, pieces, product, spread
+from hex_llm.kernels.paged_attention.gpu_decode_tile import (
+    add_product,
+    clear_unseen,
+    least_of_rows,
+    per_row,
+    pieces,
+    product,
+    spread,
+)
 
 __all__ = ["DEFAULT", "DecodePlan", "Tuning", "decode", "plan_decode", "refusal"]
 
@@ -91,7 +102,7 @@ class _Refs(NamedTuple):
     shares: Any
     averages: Any  # [rows, max_chunks, G, H]
     exponents: Any  # [rows, max_chunks, MMA_ROWS]
-    q_smem: Any  # [Q_SLOTS, MMA_ROWS, H]: what lies past q_rows is never written, and its results never read
+    q_smem: Any  # [Q_SLOTS, MMA_ROWS, H]: zeros past q_rows
     out_smem: Any  # [workers, MMA_ROWS, out_columns]
     kv_smem: Any  # [slots, 2, tile, H]
     wide_smem: Any  # [workers, 2, tile, H]: a tile of 8-bit pages in 16 bits; None for pages of 16 bits
@@ -196,6 +207,10 @@ def _for_each_chunk(refs: _Refs, sizes: Sizes, visit: Callable[[_Chunk, _Turns],
 
 def _memory_side(refs: _Refs, sizes: Sizes) -> None:
     """Keeps the ring of tiles, and the next chunk's queries, filled."""
+    zeros = plgpu.layout_cast(jnp.zeros((MMA_ROWS, sizes.head_dim), sizes.dtype), plgpu.Layout.WGMMA)
+    for slot in range(Q_SLOTS):
+        refs.q_smem[slot] = zeros  # stays in the rows past q_rows
+    plgpu.commit_smem()
     plgpu.set_max_registers(40, action="decrease")
     parts_per_tile = sizes.tile // sizes.part
     parts_per_page = sizes.page_size // sizes.part
@@ -276,7 +291,7 @@ def _compute_side(refs: _Refs, sizes: Sizes, softmax: _Softmax, worker: Array) -
             return values, new_largest, weight, turn + 1
 
         zeros = jnp.zeros((MMA_ROWS, sizes.head_dim), jnp.float32)
-        start = (plgpu.layout_cast(zeros, plgpu.Layout.WGMMA), per_row(-jnp.inf), per_row(0.0), turns.tiles)
+        start = (plgpu.layout_cast(zeros, plgpu.Layout.WGMMA), least_of_rows(sizes.q_rows), per_row(0.0), turns.tiles)
         values, largest, weight, _ = lax.fori_loop(0, chunk.num_tiles, attend_tile, start)
         plgpu.barrier_arrive(refs.q_empty.at[q_slot])
         refs.exponents[chunk.row, chunk.number] = largest + jnp.log2(weight)

@@ -9,6 +9,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels.hopper import MMA_ROWS
 
+ABOVE_ALL = 1e4  # of scores, which for queries of zeros are 0
+
 
 def product(q_ref: Any, keys_ref: Any, tile: int) -> Array:
     """Queries times keys: [MMA_ROWS, tile]."""
@@ -49,6 +51,12 @@ def pieces(head_dim: int, width: int) -> list[Any]:
 
 def per_row(value: float) -> Array:
     return plgpu.layout_cast(jnp.full((MMA_ROWS,), value, jnp.float32), plgpu.Layout.WGMMA.reduce(1))
+
+
+def least_of_rows(rows: int) -> Array:
+    """What a row's largest score is before its first tile. Past `rows` so much that all weights are 0."""
+    row = plgpu.broadcasted_iota(jnp.int32, (MMA_ROWS,), 0, layout=plgpu.Layout.WGMMA.reduce(1))
+    return jnp.where(row < rows, per_row(-jnp.inf), per_row(ABOVE_ALL))
 
 
 def spread(per_row: Array, shape: tuple[int, ...]) -> Array:
