@@ -93,12 +93,18 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--shape", choices=("8b", "tiny"), default="8b", help="tiny is for a CPU")
     parser.add_argument("--budget-s", type=float, default=560, help="seconds for all parts together")
     parser.add_argument("--scratch", type=Path, help="keep model, logs, traces and compiled steps in this folder")
-    parser.add_argument("--peer-python", default=sys.executable, help="the interpreter with torch and transformers")
+    parser.add_argument("--peer-python", default=_peer_python(), help="the interpreter with torch and transformers")
     arguments = parser.parse_args()
     for name in arguments.only or ():
         if name not in names:
             parser.error(f"--only={name} is not one of {', '.join(names)}")
     return arguments
+
+
+def _peer_python() -> str:
+    """That of the oracle's environment, if there is one (`scripts/setup oracle`), or this one."""
+    oracle = ROOT / ".venv-oracle/bin/python"
+    return str(oracle) if oracle.exists() else sys.executable
 
 
 def _run_group(

@@ -48,10 +48,13 @@ class Profile:
         return {name: (int(count), round(microseconds, 1)) for name, (count, microseconds) in ordered}
 
     def share(self, words: Sequence[str]) -> float | None:
-        """Of the kernels' time, that of the programs with such a word in their name; None where there is none."""
+        """Of the time in which a kernel ran, that of programs with such a word in their name; None where there is none.
+
+        Kernels that overlap count in full, so it is rather too much.
+        """
         modules = self.by("module")
         chosen = [total for name, (_, total) in modules.items() if any(word in name for word in words)]
-        return sum(chosen) / sum(total for _, total in modules.values()) if chosen else None
+        return 1000 * sum(chosen) / self.busy_ns if chosen else None
 
 
 @contextlib.contextmanager

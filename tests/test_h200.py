@@ -78,7 +78,7 @@ def test_kernels_that_overlap_count_once_and_gaps_count_as_idle():
     kernels += [Kernel("argmax", "jit_choose_64", start + 4, start + 8) for start in range(0, 1000, 10)]
     found = profile(kernels)
     assert found.idle_share == pytest.approx(0.2, abs=0.01)
-    assert found.share(("choose",)) == pytest.approx(1 / 3, abs=0.01)
+    assert found.share(("choose",)) == pytest.approx(1 / 2, abs=0.01)
     assert found.share(("nothing",)) is None
     assert list(found.by("name")) == ["gemm", "argmax"]
 

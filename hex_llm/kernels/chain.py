@@ -1,9 +1,10 @@
 """Small batches on Hopper: each layer is a chain of our kernels, every one of which begins before the one in front of
 it has ended. What a kernel of it does not do goes the plain way.
 
-Before the one in front has ended, a kernel reads what no kernel of the chain writes: weights, and what a step is about
-(page table, plan, angles), which XLA's kernels compute before the first layer. That is safe because a product lets the
-next kernel begin only when it has itself waited for the one in front, and XLA's kernels let none begin before they end.
+Before the one in front has ended, a kernel reads what none in front of it can still be writing: weights, what a step is
+about (page table, plan, angles), which is computed before the first layer, and the pages, but for this step's tokens.
+That is safe because every kernel, XLA's too, waits for the one in front of it before it does anything else, and a
+product lets the next kernel begin only after it has waited: all that came before a product has then ended.
 """
 
 from typing import Any

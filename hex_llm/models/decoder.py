@@ -33,11 +33,12 @@ def forward(model: Model, arch: Arch, kv: tuple[Array, ...], batch: Batch) -> tu
     `kv` holds for each layer an array [pages, 2, kv_heads, page_size, head_dim].
     """
     layer = jax.jit(family(arch).layer, static_argnames="arch")
-    # Kept from being computed again in every layer, where XLA would fuse it into its users.
-    rope = jax.lax.optimization_barrier(rope_tables(arch.rope, batch.positions))
-    x = model.embed[batch.tokens]
+    x, rope = model.embed[batch.tokens], rope_tables(arch.rope, batch.positions)
     q = jax.ShapeDtypeStruct((x.shape[0], arch.num_heads, arch.head_dim), x.dtype)
-    x, batch = prepare(x, batch, q, kv[0], {arch.window})
+    batch = prepare(batch, q, kv[0], {arch.window})
+    # All of this is there before the first layer begins (`kernels.chain` says why), and is not computed again in every
+    # layer, where XLA would fuse it into its users.
+    x, rope, batch = jax.lax.optimization_barrier((x, rope, batch))
     stream, written = Stream(x), []
     for pages, weights in zip(kv, model.layers, strict=True):
         stream, pages = layer(stream, pages, weights, arch=arch, rope=rope, batch=batch)

@@ -169,6 +169,21 @@ def test_rows_of_zeros_follow_where_they_are_wanted():
     assert not got[1:].any()
 
 
+@pytest.mark.usefixtures("simulator")
+def test_rows_that_hold_no_query_have_no_weights():
+    lengths = [100, 64]
+    rng = np.random.default_rng(5)
+    pages, table = random_pages(rng, lengths, kv_heads=2, head_dim=64, page_size=32, dtype=BF16)
+    q, pages, table = jnp.ones((2, 8, 64), jnp.bfloat16), jnp.asarray(pages), jnp.asarray(table)
+    plan = plan_decode(jnp.asarray(lengths, jnp.int32), num_kv_heads=2, num_cores=3)
+    sizes = gpu_decode.sizes_of(q, pages, gpu_decode.DEFAULT)
+    softmax = gpu_decode._Softmax(scale=SCALE, window=None, soft_cap=None)
+    _, exponents = gpu_decode._attend(q, pages, table, plan, sizes, softmax)
+    first_chunks = np.asarray(exponents)[:, 0]
+    assert np.isfinite(first_chunks[:, : sizes.q_rows]).all()
+    assert (first_chunks[:, sizes.q_rows :] == -np.inf).all()
+
+
 @pytest.mark.parametrize(
     ("q_shape", "pages_shape", "pages_dtype", "reason"),
     [

@@ -25,7 +25,6 @@ from hex_llm.kernels.matmul.reference import total
 SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
 SHARED_BYTES = 222 * 1024  # for the ring: of 227 KB, so that a small kernel can stand beside
 MAX_SPLITS = 8
-FEW_SPLITS = 4
 
 
 @dataclass(frozen=True)
@@ -51,28 +50,16 @@ def plan_for(tokens: int, out: int, size: int, *, gated: bool = False) -> Plan:
     """The plan of a shape that `supports` accepts."""
     unit = 2 * MMA_ROWS if gated else MMA_ROWS
     # A block reads all of `x` for each of its tiles: tall ones keep that well below what it reads of the weight. But
-    # where they leave SMs without work, `in` is split, and many parts cost more than reading `x` more often.
+    # where they leave SMs without work, low ones are better, and if those are still too few, `in` is split.
     wanted = max(unit, next((rows for rows in (64, 128) if rows >= 2 * tokens), 256))
     if out // wanted < num_sms():
         wanted = unit
-    plans = [_plan_of(tokens, out, size, rows, gated=gated) for rows in (256, 128, 64) if rows <= wanted]
-    fitting = [plan for plan in plans if plan is not None]
-    return next((plan for plan in fitting if plan.splits <= FEW_SPLITS), fitting[-1])
-
-
-def _plan_of(tokens: int, out: int, size: int, rows: int, *, gated: bool) -> Plan | None:
-    """The plan with tiles of so many rows, split such that most SMs have work; None where they do not fit the shape."""
-    if rows < (2 if gated else 1) * MMA_ROWS or out % rows:
-        return None
-    blocks = out // rows
-    split = not gated and blocks < 2 * num_sms() // 3
+    rows = next(rows for rows in (256, 128, 64) if rows <= wanted and out % rows == 0)
+    most = 1 if gated else max(1, min(MAX_SPLITS, num_sms() // (out // rows)))
     # Deep slots are the faster ones, but with many tokens they are too few for a long piece of work.
-    deep = size % 128 == 0 and rows + tokens <= 192 and (tokens <= 64 or split)
+    deep = size % 128 == 0 and rows + tokens <= 192 and (tokens <= 64 or most > 1)
     depth = 128 if deep else 64
-    splits = 1
-    if split:
-        most = min(MAX_SPLITS, num_sms() // blocks)
-        splits = max(splits for splits in range(1, most + 1) if size // depth % splits == 0)
+    splits = max(splits for splits in range(1, most + 1) if size // depth % splits == 0)
     return Plan(rows=rows, depth=depth, splits=splits)
 
 

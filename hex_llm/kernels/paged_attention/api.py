@@ -15,18 +15,14 @@ from hex_llm.kernels.paged_attention.write import write_pages
 BEST = {"cpu": "xla", "gpu": "xla", "tpu": "xla"}  # where it is no Hopper GPU
 
 
-def prepare(x: Array, batch: Batch, q: Any, pages: Any, windows: Iterable[int | None]) -> tuple[Array, Batch]:
-    """What the first layer gets, and the batch with what the layers' attention can share computed once.
-
-    `q` [T, N, H] and `pages` are the arrays of any layer, or their shapes.
-    """
+def prepare(batch: Batch, q: Any, pages: Any, windows: Iterable[int | None]) -> Batch:
+    """The batch, with what its layers' attention can share computed once. `q` [T, N, H] and `pages` are the arrays of
+    any layer, or their shapes."""
     if _best() != "gpu":
-        return x, batch
+        return batch
     from hex_llm.kernels.paged_attention import gpu
 
-    batch = dataclasses.replace(batch, plans={window or 0: gpu.plan(batch, q, pages, window) for window in windows})
-    # In a chain it is read before the kernel in front has ended: no layer may begin before it is there.
-    return jax.lax.optimization_barrier((x, batch))
+    return dataclasses.replace(batch, plans={window or 0: gpu.plan(batch, q, pages, window) for window in windows})
 
 
 def paged_attention(

@@ -7,8 +7,9 @@ the *workers*, multiply on the tensor cores. Two workers take the chunks in turn
 other has begun the next. They write each chunk's own softmax average and log2-sum-exp; a second, small kernel merges a
 row's chunks.
 
-The rows of a group fill a fraction of what a tensor core multiplies, but memory is what takes the time. The others are
-kept at zero: reading at full speed, the GPU is at the limit of its power, and multiplying noise would lower its clock.
+The rows of a group, in blocks of 8, fill a fraction of what a tensor core multiplies, but memory is what takes time.
+Rows past that are kept at zero: reading at full speed, the GPU is at the limit of its power, and multiplying noise
+would lower its clock.
 
 The kernel begins while the one in front, which writes the last tokens' keys and values, still runs (see `chain`): until
 that has ended it reads the plan, the page table and the tokens before.
