@@ -1,6 +1,7 @@
 """The numbers of a model: everything its functions need to know besides its weights."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from hex_llm.errors import ConfigError
 from hex_llm.layers.rope import LinearScaling, Llama3Scaling, Rope
@@ -21,7 +22,8 @@ class Arch:
     norm_eps: float
     rope: Rope
     tied: bool  # the output head is the embedding
-    attention_bias: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
     mlp_bias: bool = False
     window: int | None = None  # how many of the last tokens a token sees; None: all
 
@@ -47,6 +49,43 @@ class Arch:
         for what, count in counts.items():
             if count % num_shards:
                 raise ConfigError(f"--tensor_parallel_size={num_shards} does not divide the model's {count} {what}.")
+
+
+_MOST_LAYERS = 1024  # a bound, so that a damaged config is refused rather than unrolled
+
+
+def read_arch(fields: Fields, architecture: str, *, num_kv_heads: int | None = None, **differences: Any) -> Arch:
+    """The numbers that every config.json of a plain decoder has; what a family adds to them is given.
+
+    `num_kv_heads` is how many there are where the file does not say: as many as other heads, if not given.
+    """
+    embed_size = fields.integer("hidden_size")
+    num_heads = fields.integer("num_attention_heads")
+    num_kv_heads = fields.integer("num_key_value_heads", num_kv_heads or num_heads)
+    if num_heads % num_kv_heads:
+        raise fields.refuse("num_key_value_heads", f"is {num_kv_heads}, which does not divide the {num_heads} heads")
+    if not fields.has("head_dim") and embed_size % num_heads:
+        raise fields.refuse("hidden_size", f"is {embed_size}, which {num_heads} heads do not divide")
+    head_dim = fields.integer("head_dim", max(embed_size // num_heads, 1))
+    if head_dim % 2:
+        raise fields.refuse("head_dim", f"is {head_dim}, and rotary embedding needs it even")
+    if (activation := fields.text("hidden_act", "silu")) != "silu":
+        raise fields.refuse("hidden_act", f"is {activation!r}; this architecture is served with silu only")
+    return Arch(
+        architecture=architecture,
+        vocab_size=fields.integer("vocab_size"),
+        embed_size=embed_size,
+        mlp_size=fields.integer("intermediate_size"),
+        num_layers=fields.integer("num_hidden_layers", largest=_MOST_LAYERS),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_position=fields.integer("max_position_embeddings"),
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rope=read_rope(fields, head_dim),
+        tied=fields.flag("tie_word_embeddings", False),
+        **differences,
+    )
 
 
 def read_rope(fields: Fields, head_dim: int) -> Rope:

@@ -24,13 +24,13 @@ class Fields:
     def has(self, name: str) -> bool:
         return self.values.get(name) is not None
 
-    def integer(self, name: str, default: int | None = None, *, largest: int = _LARGEST) -> int:
-        """A whole number of at least 1."""
+    def integer(self, name: str, default: int | None = None, *, smallest: int = 1, largest: int = _LARGEST) -> int:
+        """A whole number."""
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.refuse(name, f"is {_shown(value)}, not a whole number")
-        if not 1 <= value <= largest:
-            raise self.refuse(name, f"is {_shown(value)}, not a number from 1 to {largest}")
+        if not smallest <= value <= largest:
+            raise self.refuse(name, f"is {_shown(value)}, not a number from {smallest} to {largest}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

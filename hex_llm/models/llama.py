@@ -1,4 +1,4 @@
-"""Llama 2, 3, 3.1, 3.2, 3.3, Guard 3 and Code Llama."""
+"""Llama 2, 3, 3.1, 3.2, 3.3, Guard 3 and Code Llama: weights and layer, which others share."""
 
 from jax import Array
 
@@ -8,17 +8,20 @@ from hex_llm.kernels.rope_write.api import rope_write
 from hex_llm.layers.linear import linear_parts
 from hex_llm.layers.mlp import gated_mlp
 from hex_llm.layers.norm import Stream, add_rms_norm
-from hex_llm.models.arch import Arch, read_rope
+from hex_llm.models.arch import Arch, read_arch
 from hex_llm.models.fields import Fields
 from hex_llm.models.weights import Weight, fused, nested, repeated, tensor
 from hex_llm.pytree import pytree
 
 _QKV_ROWS = ("heads", "kv_heads", "kv_heads")
-_MOST_LAYERS = 1024  # a bound, so that a damaged config is refused rather than unrolled
 
 
-def _attention_bias(arch: Arch) -> bool:
-    return arch.attention_bias
+def _qkv_bias(arch: Arch) -> bool:
+    return arch.qkv_bias
+
+
+def _o_bias(arch: Arch) -> bool:
+    return arch.o_bias
 
 
 def _mlp_bias(arch: Arch) -> bool:
@@ -32,9 +35,9 @@ def _untied(arch: Arch) -> bool:
 @pytree
 class Attention:
     qkv: Weight = fused(("q_proj.weight", "k_proj.weight", "v_proj.weight"), _QKV_ROWS, "embed")
-    qkv_bias: Weight | None = fused(("q_proj.bias", "k_proj.bias", "v_proj.bias"), _QKV_ROWS, when=_attention_bias)
+    qkv_bias: Weight | None = fused(("q_proj.bias", "k_proj.bias", "v_proj.bias"), _QKV_ROWS, when=_qkv_bias)
     o: Weight = tensor("o_proj.weight", "embed heads")
-    o_bias: Weight | None = tensor("o_proj.bias", "embed", when=_attention_bias)
+    o_bias: Weight | None = tensor("o_proj.bias", "embed", when=_o_bias)
 
 
 @pytree
@@ -82,33 +85,7 @@ def attention(
     return linear_parts(out.reshape(out.shape[0], -1), weights.o, weights.o_bias), pages
 
 
-def read_arch(fields: Fields) -> Arch:
-    """The numbers in config.json, with the defaults of transformers' LlamaConfig."""
-    embed_size = fields.integer("hidden_size")
-    num_heads = fields.integer("num_attention_heads")
-    num_kv_heads = fields.integer("num_key_value_heads", num_heads)
-    if num_heads % num_kv_heads:
-        raise fields.refuse("num_key_value_heads", f"is {num_kv_heads}, which does not divide the {num_heads} heads")
-    if not fields.has("head_dim") and embed_size % num_heads:
-        raise fields.refuse("hidden_size", f"is {embed_size}, which {num_heads} heads do not divide")
-    head_dim = fields.integer("head_dim", max(embed_size // num_heads, 1))
-    if head_dim % 2:
-        raise fields.refuse("head_dim", f"is {head_dim}, and rotary embedding needs it even")
-    if (activation := fields.text("hidden_act", "silu")) != "silu":
-        raise fields.refuse("hidden_act", f"is {activation!r}; this architecture is served with silu only")
-    return Arch(
-        architecture="LlamaForCausalLM",
-        vocab_size=fields.integer("vocab_size"),
-        embed_size=embed_size,
-        mlp_size=fields.integer("intermediate_size"),
-        num_layers=fields.integer("num_hidden_layers", largest=_MOST_LAYERS),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        max_position=fields.integer("max_position_embeddings"),
-        norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=read_rope(fields, head_dim),
-        tied=fields.flag("tie_word_embeddings", False),
-        attention_bias=fields.flag("attention_bias", False),
-        mlp_bias=fields.flag("mlp_bias", False),
-    )
+def read_llama(fields: Fields) -> Arch:
+    """With the defaults of transformers' LlamaConfig."""
+    bias = fields.flag("attention_bias", False)
+    return read_arch(fields, "LlamaForCausalLM", qkv_bias=bias, o_bias=bias, mlp_bias=fields.flag("mlp_bias", False))

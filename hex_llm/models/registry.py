@@ -4,9 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hex_llm.models import llama
 from hex_llm.models.arch import Arch
 from hex_llm.models.fields import Fields
+from hex_llm.models.llama import Llama, layer, read_llama
+from hex_llm.models.mistral import read_mistral
+from hex_llm.models.qwen2 import read_qwen2
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,9 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family(llama.read_arch, llama.Llama, llama.layer),
+    "LlamaForCausalLM": Family(read_llama, Llama, layer),
+    "MistralForCausalLM": Family(read_mistral, Llama, layer),
+    "Qwen2ForCausalLM": Family(read_qwen2, Llama, layer),
 }
 
 

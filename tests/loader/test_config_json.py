@@ -35,7 +35,28 @@ def test_optional_fields_have_the_defaults_of_transformers():
     arch = config.arch
     assert (arch.num_kv_heads, arch.head_dim, arch.norm_eps) == (8, 8, 1e-6)
     assert (arch.rope, arch.tied, config.dtype) == (Rope(8, 10000.0), False, None)
-    assert (arch.attention_bias, arch.mlp_bias, arch.window) == (False, False, None)
+    assert (arch.qkv_bias, arch.o_bias, arch.mlp_bias, arch.window) == (False, False, False, None)
+
+
+def test_mistral_s_window_is_what_the_file_says_and_null_is_none():
+    def window(**fields):
+        return parse_config(llama_config(architectures=["MistralForCausalLM"]) | fields, "config.json").arch.window
+
+    assert window(sliding_window=100) == 100
+    assert window(sliding_window=None) is None
+    assert window() == 4096
+
+
+def test_qwen2_has_biases_on_queries_keys_and_values_and_uses_its_window_only_if_told_so():
+    def qwen2(**fields):
+        return parse(architectures=["Qwen2ForCausalLM"], **fields).arch
+
+    arch = qwen2(sliding_window=100, use_sliding_window=False, max_window_layers=1)
+    assert (arch.qkv_bias, arch.o_bias, arch.mlp_bias, arch.window) == (True, False, False, None)
+    assert qwen2(sliding_window=100, use_sliding_window=True, max_window_layers=0).window == 100
+    assert qwen2(sliding_window=100, use_sliding_window=True).window is None  # none of two layers is past 28
+    told = {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_window_layers": 1}
+    assert "max_window_layers is 1, and a window in some layers only" in refusal(**told)
 
 
 def test_an_arch_can_be_a_key():

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-oracle/bin/python"
 
 _SMALL: dict[str, Any] = {
+    "model_type": "llama",
     "vocab_size": 320,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -51,6 +52,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "wide-heads": {"head_dim": 16},
     "biased": {"attention_bias": True, "mlp_bias": True},
     "several-files": {"max_shard_size": "100KB"},
+    "mistral": {"model_type": "mistral", "sliding_window": None},
+    "mistral-window": {"model_type": "mistral", "sliding_window": 24, "head_dim": 16},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen2-tied-odd-heads": {
+        "model_type": "qwen2",
+        "hidden_size": 56,
+        "num_attention_heads": 7,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": True,
+    },
+    "qwen2-window": {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 24,
+        "max_window_layers": 0,
+    },
 }
 
 

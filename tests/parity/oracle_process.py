@@ -12,13 +12,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 
 def make(folder, config, seed, max_shard_size):
-    """Saves a random Llama whose norms and biases are random too, which a newborn model's are not."""
+    """Saves a random model whose norms and biases are random too, which a newborn model's are not."""
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**config))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:

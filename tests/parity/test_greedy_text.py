@@ -8,10 +8,11 @@ from tests.parity.oracle import VARIANTS
 from tests.runner.engines import make_engine, run, tokens
 
 ROPES = ["multi-head", "theta-1e6", "rope-linear", "rope-llama3-8", "rope-llama3-32-tied", "wide-heads", "biased"]
+OTHERS = ["mistral-window", "qwen2", "qwen2-tied-odd-heads"]
 GREEDY = SamplingParams(temperature=0, max_tokens=64)
 
 
-@pytest.mark.parametrize("variant", ROPES)
+@pytest.mark.parametrize("variant", [*ROPES, *OTHERS])
 def test_greedy_text_equals_that_of_transformers_over_64_tokens(oracle, variant):
     assert variant in VARIANTS
     folder = oracle.make(variant)

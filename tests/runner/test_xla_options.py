@@ -25,7 +25,8 @@ OTHERS = [program for program in PROGRAMS if not isinstance(program, Forward)]
 
 def compiler_options(program: Program, dtype=jnp.bfloat16, **changes: int) -> dict:
     params = SimpleNamespace(embed=jax.ShapeDtypeStruct((8, 8), dtype))
-    arch: Any = SimpleNamespace(**ARCH | {"num_layers": 1, "attention_bias": False, "mlp_bias": False} | changes)
+    biases = {"qkv_bias": False, "o_bias": False, "mlp_bias": False}
+    arch: Any = SimpleNamespace(**ARCH | {"num_layers": 1} | biases | changes)
     shapes: Any = SimpleNamespace(num_pages=10, page_size=32)
     programs = Programs(arch, shapes, params, dtype)
     return xla_options.compiler_options(programs, program) or {}
@@ -103,6 +104,8 @@ def test_on_a_gpu_a_model_that_our_kernels_do_not_multiply_keeps_its_graphs():
         {"embed_size": 4160},
         {"head_dim": 96},
         {"head_dim": 192},
+        {"qkv_bias": True},
+        {"o_bias": True},
         {"mlp_bias": True},
     )
     for changes in others:

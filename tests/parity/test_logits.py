@@ -50,6 +50,18 @@ def test_the_scaling_of_rope_shows_in_the_logits(oracle, variant):
     assert np.abs(scaled - unscaled).max() > 1e-2 * np.ptp(scaled)
 
 
+@pytest.mark.parametrize("variant", ["mistral-window", "qwen2-window"])
+def test_a_window_shows_in_the_logits(oracle, variant):
+    """As does this."""
+    folder = oracle.make(variant)
+    arch = read_config(folder).arch
+    model = load(family(arch).weights, arch, open_checkpoint(folder), make_mesh(), jnp.float32)
+    batch = make_batch([(TOKENS[:PROMPT], 0, list(range(1, 9)))], page_size=PAGE, num_tokens=112)
+    kv = empty_pages(arch, num_pages=9, page_size=PAGE)
+    within, without = (run(model, kv, batch, arch=a)[0][:PROMPT] for a in (arch, replace(arch, window=None)))
+    assert np.abs(within - without).max() > 1e-2 * np.ptp(within)
+
+
 def test_a_sharded_save_of_transformers_is_read(oracle):
     """The variant would test nothing if it came out as one file."""
     folder = oracle.make("several-files")
