@@ -93,18 +93,19 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--shape", choices=("8b", "tiny"), default="8b", help="tiny is for a CPU")
     parser.add_argument("--budget-s", type=float, default=560, help="seconds for all parts together")
     parser.add_argument("--scratch", type=Path, help="keep model, logs, traces and compiled steps in this folder")
-    parser.add_argument("--peer-python", default=_peer_python(), help="the interpreter with torch and transformers")
+    parser.add_argument("--peer-python", help="the interpreter with torch and transformers")
     arguments = parser.parse_args()
+    arguments.peer_python = arguments.peer_python or _peer_python(arguments.shape)
     for name in arguments.only or ():
         if name not in names:
             parser.error(f"--only={name} is not one of {', '.join(names)}")
     return arguments
 
 
-def _peer_python() -> str:
-    """That of the oracle's environment, if there is one (`scripts/setup oracle`), or this one."""
+def _peer_python(shape: str) -> str:
+    """This one; but on a CPU that of `scripts/setup oracle`, if there is one, whose torch knows no GPU."""
     oracle = ROOT / ".venv-oracle/bin/python"
-    return str(oracle) if oracle.exists() else sys.executable
+    return str(oracle) if shape == "tiny" and oracle.exists() else sys.executable
 
 
 def _run_group(

@@ -18,6 +18,7 @@ def measure(settings: Settings, results: Results) -> None:
     shape: dict[str, Any] = {**settings.plan.shape, "attn_implementation": "sdpa"}
     results.command([settings.peer_python, "-m", "benchmarks.h200", "--only=peer"])
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    assert device == "cuda" or settings.plan_name == "tiny", f"torch {torch.__version__} finds no GPU to compare with"
     for name in ("architectures", "model_type", "torch_dtype"):
         shape.pop(name)
     started = time.monotonic()

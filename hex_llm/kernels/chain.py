@@ -3,8 +3,8 @@ it has ended. What a kernel of it does not do goes the plain way.
 
 Before the one in front has ended, a kernel reads what none in front of it can still be writing: weights, what a step is
 about (page table, plan, angles), which is computed before the first layer, and the pages, but for this step's tokens.
-That is safe because every kernel, XLA's too, waits for the one in front of it before it does anything else, and a
-product lets the next kernel begin only after it has waited: all that came before a product has then ended.
+That is safe because no kernel, of XLA's neither, ends before the one in front of it has, and because a product lets the
+next kernel begin only after it has waited itself: all that came before the product has then ended.
 """
 
 from typing import Any

@@ -25,13 +25,17 @@ class Fields:
         return self.values.get(name) is not None
 
     def integer(self, name: str, default: int | None = None, *, smallest: int = 1, largest: int = _LARGEST) -> int:
-        """A whole number."""
+        """A whole number, of at least 1 if nothing else is said."""
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.refuse(name, f"is {_shown(value)}, not a whole number")
         if not smallest <= value <= largest:
             raise self.refuse(name, f"is {_shown(value)}, not a number from {smallest} to {largest}")
         return value
+
+    def integer_unless_null(self, name: str, default: int) -> int | None:
+        """A whole number of at least 1, or None where the file says null: for fields that null switches off."""
+        return None if name in self.values and not self.has(name) else self.integer(name, default)
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number above 0."""

@@ -55,8 +55,13 @@ def test_qwen2_has_biases_on_queries_keys_and_values_and_uses_its_window_only_if
     assert (arch.qkv_bias, arch.o_bias, arch.mlp_bias, arch.window) == (True, False, False, None)
     assert qwen2(sliding_window=100, use_sliding_window=True, max_window_layers=0).window == 100
     assert qwen2(sliding_window=100, use_sliding_window=True).window is None  # none of two layers is past 28
+    null = llama_config(architectures=["Qwen2ForCausalLM"], use_sliding_window=True, max_window_layers=0)
+    assert parse_config(null | {"sliding_window": None}, "config.json").arch.window is None
+    assert qwen2(layer_types=["full_attention"] * 2).window is None
     told = {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_window_layers": 1}
     assert "max_window_layers is 1, and a window in some layers only" in refusal(**told)
+    mixed = {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention", "sliding_attention"]}
+    assert "layer_types is not 'full_attention' for each of the 2 layers" in refusal(**mixed)
 
 
 def test_an_arch_can_be_a_key():
