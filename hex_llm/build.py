@@ -18,8 +18,9 @@ import jax.numpy as jnp
 from hex_llm.config import DEFAULT_DECODE_PADDING, Config
 from hex_llm.engine.engine import Engine
 from hex_llm.engine.limits import Limits
-from hex_llm.loader.checkpoint import open_checkpoint
+from hex_llm.kernels.window import Window
 from hex_llm.loader.config_json import ModelConfig, read_config
+from hex_llm.loader.model_checkpoint import open_model
 from hex_llm.loader.weights import check_checkpoint, dummy, load
 from hex_llm.models.arch import Arch
 from hex_llm.models.registry import family
@@ -72,7 +73,8 @@ def find_model(config: Config) -> Model:
     found = read_config(folder)
     arch = found.arch
     if config.sliding_window is not None:
-        arch = dataclasses.replace(arch, window=config.sliding_window)
+        window = Window(config.sliding_window)
+        arch = dataclasses.replace(arch, kinds=tuple(dataclasses.replace(kind, window=window) for kind in arch.kinds))
     return Model(folder, arch, _dtype(config, found), config.model_len(arch.max_position))
 
 
@@ -184,7 +186,7 @@ def _weights(
     weights = family(model.arch).weights
     if config.load_format == "dummy":
         return lambda: dummy(weights, model.arch, mesh, model.dtype, seed=config.seed)
-    checkpoint = open_checkpoint(model.folder)
+    checkpoint = open_model(model.folder, family(model.arch))
     check_checkpoint(weights, model.arch, checkpoint)
     return lambda: load(weights, model.arch, checkpoint, mesh, model.dtype, check=config.check_weights, report=report)
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -39,6 +39,20 @@ _DTYPES: dict[str, np.dtype] = {
 }
 
 
+class Tensor(Protocol):
+    """A tensor of which parts can be had."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def path(self) -> Path: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype: ...
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray: ...
+
+
 @dataclass(frozen=True, slots=True)
 class LazyTensor:
     """A tensor that is still on the disk."""
@@ -56,14 +70,14 @@ class LazyTensor:
         return np.memmap(self.path, self.dtype, mode="r", offset=self.offset, shape=self.shape)[index]
 
 
-class Checkpoint(Mapping[str, LazyTensor]):
+class Checkpoint(Mapping[str, Tensor]):
     """The tensors of a model by name, whichever files they lie in."""
 
-    def __init__(self, folder: Path, tensors: Mapping[str, LazyTensor]):
+    def __init__(self, folder: Path, tensors: Mapping[str, Tensor]):
         self.folder = folder
         self._tensors = tensors
 
-    def __getitem__(self, name: str) -> LazyTensor:
+    def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
 
     def __iter__(self) -> Iterator[str]:

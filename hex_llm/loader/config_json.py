@@ -29,11 +29,12 @@ def parse_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     """The model that a config describes; `source` names it in messages."""
     fields = Fields(source, values)
     architecture = _architecture(fields)
-    if fields.has("quantization_config"):
-        quantization = fields.section("quantization_config")
-        method = quantization.text("quant_method", "unknown") if quantization else "unknown"
-        raise fields.refuse("quantization_config", f"says {method!r}, and this version serves no quantized weights")
-    return ModelConfig(FAMILIES[architecture].read_arch(fields), _dtype(fields))
+    family = FAMILIES[architecture]
+    if (quantization := fields.section("quantization_config")) is not None:
+        method = quantization.text("quant_method", "unknown")
+        if method not in family.widened_formats:
+            raise fields.refuse("quantization_config", f"says {method!r}, and this version serves no such weights")
+    return ModelConfig(family.read_arch(fields), _dtype(fields))
 
 
 def _architecture(fields: Fields) -> str:
@@ -48,6 +49,12 @@ def _architecture(fields: Fields) -> str:
 
 
 def _dtype(fields: Fields) -> str | None:
+    """Where there is a vision tower too, the file may say it of the language model only."""
+    text = fields.section("text_config")
+    return _named_dtype(fields) or (_named_dtype(text) if text else None)
+
+
+def _named_dtype(fields: Fields) -> str | None:
     for name in ("dtype", "torch_dtype"):
         if fields.has(name):
             dtype = fields.text(name)

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 import sys
 import threading
 import time
@@ -20,9 +21,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from hex_llm.errors import CheckpointError
-from hex_llm.loader.checkpoint import Checkpoint, LazyTensor
+from hex_llm.loader.checkpoint import Checkpoint, Tensor
 from hex_llm.models.arch import Arch
-from hex_llm.models.weights import WeightSpec, build, specs
+from hex_llm.models.weights import Part, WeightSpec, build, specs
 from hex_llm.parallel.mesh import TENSOR
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ def load[T](
     arch.check_shards(mesh.shape[TENSOR])
     check_checkpoint(model, arch, checkpoint)
     wanted = specs(model, arch)
-    total = sum(_bytes_of(spec, checkpoint) for spec in wanted)
+    total = sum(_bytes_of(checkpoint[name]) for spec in wanted for name in spec.tensors(arch))
     with _progress(total, report) as advance, ThreadPoolExecutor(_READERS) as readers:
         make = functools.partial(_load_weight, arch, checkpoint, mesh, np.dtype(dtype), check, advance)
         weights = readers.map(make, wanted)
@@ -76,38 +77,58 @@ def _load_weight(
     advance: Callable[[int], None],
     spec: WeightSpec,
 ) -> Array:
-    tensors = [checkpoint[part.name] for part in spec.parts]
     shape, num_shards = spec.shape(arch), spec.num_row_shards(mesh)
+    stacked = spec.stack is not None
 
     def read(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None  # only arrays without a shape have none
-        shard = (index[0].start or 0) * num_shards // shape[0]
-        pieces = [_read_rows(tensor, shard, num_shards, index[1:]) for tensor in tensors]
-        for tensor, piece in zip(tensors, pieces, strict=True):
-            _check_finite(tensor, piece, check)
-        own = _joined(pieces, dtype)
-        advance(sum(piece.nbytes for piece in pieces))
+        row_axis = 1 if stacked else 0
+        shard = (index[row_axis].start or 0) * num_shards // shape[row_axis]
+        columns = index[row_axis + 1 :]
+        own = np.empty([len(range(*each.indices(size))) for each, size in zip(index, shape, strict=True)], dtype)
+        for i, target in enumerate(own if stacked else [own]):
+            row = 0
+            for part in spec.parts:
+                for block in _blocks(part, arch, _matrix(spec, part, checkpoint, i), shard, num_shards, columns):
+                    _check_finite(checkpoint[part.name.format(i)], block, check)
+                    target[row : row + len(block)] = block
+                    row += len(block)
+                    advance(block.nbytes)
         return own
 
     return jax.make_array_from_callback(shape, spec.sharding(mesh), read)
 
 
-def _read_rows(tensor: LazyTensor, shard: int, num_shards: int, columns: tuple[slice, ...]) -> np.ndarray:
-    rows = tensor.shape[0] // num_shards
-    return tensor[(slice(shard * rows, (shard + 1) * rows), *columns)]
+type _Matrix = Callable[[tuple[slice, ...]], np.ndarray]  # reads a part of a tensor, or of one expert's in it
 
 
-def _joined(pieces: list[np.ndarray], dtype: np.dtype) -> np.ndarray:
-    """One array in memory of its own: a device array must not change when the file does."""
-    own = np.empty((sum(len(piece) for piece in pieces), *pieces[0].shape[1:]), dtype)
-    row = 0
-    for piece in pieces:
-        own[row : row + len(piece)] = piece
-        row += len(piece)
-    return own
+def _matrix(spec: WeightSpec, part: Part, checkpoint: Checkpoint, expert: int) -> _Matrix:
+    if spec.stack == "joined":
+        return lambda index: checkpoint[part.name][(slice(expert, expert + 1), *index)][0]
+    return lambda index: checkpoint[part.name.format(expert)][index]
 
 
-def _check_finite(tensor: LazyTensor, piece: np.ndarray, check: Check) -> None:
+def _blocks(
+    part: Part, arch: Arch, read: _Matrix, shard: int, num_shards: int, columns: tuple[slice, ...]
+) -> Iterator[np.ndarray]:
+    """A shard of each run of the part's rows, as it is to lie on the device."""
+    start = 0
+    for run, name in enumerate(part.rows):
+        size = arch.sizes[name]
+        first, last = size * shard // num_shards, size * (shard + 1) // num_shards
+        if part.alternating:
+            rows = slice(len(part.rows) * first + run, len(part.rows) * last, len(part.rows))
+        else:
+            rows = slice(start + first, start + last)
+        block = read((*columns, rows)).swapaxes(0, -1) if part.transposed else read((rows, *columns))
+        if part.neighbours:
+            pairs = block.reshape(-1, arch.head_dim // 2, 2, *block.shape[1:])
+            block = pairs.swapaxes(1, 2).reshape(block.shape)
+        yield block
+        start += size
+
+
+def _check_finite(tensor: Tensor, piece: np.ndarray, check: Check) -> None:
     if check == "off":
         return
     # Whole rows at even distances: a stride over single values would touch the same pages for less.
@@ -117,7 +138,7 @@ def _check_finite(tensor: LazyTensor, piece: np.ndarray, check: Check) -> None:
 
 
 def _check_names(wanted: list[WeightSpec], arch: Arch, checkpoint: Checkpoint) -> None:
-    expected = {part.name for spec in wanted for part in spec.parts}
+    expected = {name for spec in wanted for name in spec.tensors(arch)}
     if missing := sorted(expected - checkpoint.keys()):
         raise CheckpointError(f"{checkpoint.folder} lacks {_listed(missing)} that config.json calls for.")
     extra = sorted(name for name in checkpoint.keys() - expected if not _harmless(name, arch))
@@ -136,23 +157,21 @@ def _listed(names: list[str]) -> str:
 
 
 def _check_shapes(wanted: list[WeightSpec], arch: Arch, checkpoint: Checkpoint) -> None:
-    for part in (part for spec in wanted for part in spec.parts):
-        tensor, shape = checkpoint[part.name], part.shape(arch)
+    for name, shape in ((name, shape) for spec in wanted for name, shape in spec.tensors(arch).items()):
+        tensor = checkpoint[name]
         if tensor.shape != shape:
             raise CheckpointError(
-                f"Tensor {part.name} in {tensor.path} has shape {list(tensor.shape)}; "
-                f"config.json makes it {list(shape)}."
+                f"Tensor {name} in {tensor.path} has shape {list(tensor.shape)}; config.json makes it {list(shape)}."
             )
         if tensor.dtype not in _FLOATS:
             raise CheckpointError(
-                f"Tensor {part.name} in {tensor.path} is of type {tensor.dtype}; "
+                f"Tensor {name} in {tensor.path} is of type {tensor.dtype}; "
                 "this version reads float16, bfloat16 and float32."
             )
 
 
-def _bytes_of(spec: WeightSpec, checkpoint: Checkpoint) -> int:
-    tensors = [checkpoint[part.name] for part in spec.parts]
-    return sum(int(np.prod(tensor.shape)) * tensor.dtype.itemsize for tensor in tensors)
+def _bytes_of(tensor: Tensor) -> int:
+    return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
 @contextmanager

@@ -7,8 +7,9 @@ from jax import Array
 
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention.api import prepare
-from hex_llm.layers.linear import linear_float32
-from hex_llm.layers.norm import Stream, rms_norm, value
+from hex_llm.kernels.rms import rms_norm
+from hex_llm.layers.embedding import embed, score
+from hex_llm.layers.norm import Stream, value
 from hex_llm.layers.rope import rope_tables
 from hex_llm.models.arch import Arch
 from hex_llm.models.registry import family
@@ -32,21 +33,25 @@ def forward(model: Model, arch: Arch, kv: tuple[Array, ...], batch: Batch) -> tu
 
     `kv` holds for each layer an array [pages, 2, kv_heads, page_size, head_dim].
     """
-    layer = jax.jit(family(arch).layer, static_argnames="arch")
-    x, rope = model.embed[batch.tokens], rope_tables(arch.rope, batch.positions)
-    q = jax.ShapeDtypeStruct((x.shape[0], arch.num_heads, arch.head_dim), x.dtype)
-    batch = prepare(batch, q, kv[0], {arch.window})
+    layer = jax.jit(family(arch).layer, static_argnames=("arch", "kind"))
+    x = embed(model.embed, batch.tokens, arch.embed_scale)
+    tables = [rope_tables(rope, batch.positions, batch.long) for rope in arch.ropes]
+    # Counted from the arrays at hand: a shard of the model holds a part of the heads.
+    num_heads = arch.num_heads // arch.num_kv_heads * kv[0].shape[2]
+    q = jax.ShapeDtypeStruct((x.shape[0], num_heads, arch.head_dim), x.dtype)
+    batch = prepare(batch, q, kv[0], arch.windows)
     # All of this is there before the first layer begins (`kernels.chain` says why), and is not computed again in every
     # layer, where XLA would fuse it into its users.
-    x, rope, batch = jax.lax.optimization_barrier((x, rope, batch))
+    x, tables, batch = jax.lax.optimization_barrier((x, tables, batch))
+    table_of = dict(zip(arch.ropes, tables, strict=True)) | {None: None}
     stream, written = Stream(x), []
-    for pages, weights in zip(kv, model.layers, strict=True):
-        stream, pages = layer(stream, pages, weights, arch=arch, rope=rope, batch=batch)
+    for kind, pages, weights in zip(arch.kinds, kv, model.layers, strict=True):
+        stream, pages = layer(stream, pages, weights, arch=arch, kind=kind, rope=table_of[kind.rope], batch=batch)
         written.append(pages)
-    return value(stream), tuple(written)
+    return value(stream, arch.rms), tuple(written)
 
 
 def logits(model: Model, arch: Arch, hidden: Array) -> Array:
     """[R, D] hidden states of the tokens to sample after -> [R, V] float32."""
-    x = rms_norm(hidden, model.norm, arch.norm_eps)
-    return linear_float32(x, model.embed if model.head is None else model.head)
+    x = rms_norm(hidden, model.norm, arch.rms)
+    return score(x, model.embed if model.head is None else model.head, arch.logit_soft_cap)

@@ -47,6 +47,19 @@ class Fields:
             raise self.refuse(name, f"is {_shown(value)}, not a finite number above 0")
         return float(value)
 
+    def number_unless_null(self, name: str, default: float | None) -> float | None:
+        """As `number`, or None where the file says null, or says nothing and there is no default."""
+        if not self.has(name) and (name in self.values or default is None):
+            return None
+        return self.number(name, default)
+
+    def numbers(self, name: str, count: int) -> tuple[float, ...]:
+        """So many finite numbers above 0."""
+        value = self._get(name, None)
+        if not isinstance(value, list) or len(value) != count:
+            raise self.refuse(name, f"is not a list of {count} numbers")
+        return tuple(Fields(self.source, {name: each}, self.prefix).number(name) for each in value)
+
     def flag(self, name: str, default: bool) -> bool:
         value = self._get(name, default)
         if not isinstance(value, bool):
@@ -67,6 +80,11 @@ class Fields:
         if not isinstance(value, dict):
             raise self.refuse(name, f"is {_shown(value)}, not an object")
         return Fields(self.source, value, f"{self.prefix}{name}.")
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "Fields":
+        """The object, with what it leaves out taken from there."""
+        given = {name: value for name, value in self.values.items() if value is not None or name not in defaults}
+        return Fields(self.source, {**defaults, **given}, self.prefix)
 
     def _get(self, name: str, default: Any) -> Any:
         if self.has(name):

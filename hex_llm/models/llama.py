@@ -1,19 +1,25 @@
 """Llama 2, 3, 3.1, 3.2, 3.3, Guard 3 and Code Llama: weights and layer, which others share."""
 
+from collections.abc import Callable
+from typing import Any
+
 from jax import Array
 
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention.api import attend
 from hex_llm.kernels.rope_write.api import rope_write
-from hex_llm.layers.linear import linear_parts
+from hex_llm.layers.linear import linear_parts, linear_summed
 from hex_llm.layers.mlp import gated_mlp
 from hex_llm.layers.norm import Stream, add_rms_norm
-from hex_llm.models.arch import Arch, read_arch
+from hex_llm.models.arch import Arch, Kind
 from hex_llm.models.fields import Fields
+from hex_llm.models.read import read_arch
 from hex_llm.models.weights import Weight, fused, nested, repeated, tensor
 from hex_llm.pytree import pytree
 
-_QKV_ROWS = ("heads", "kv_heads", "kv_heads")
+QKV_ROWS = ("heads", "kv_heads", "kv_heads")
+
+type Tables = tuple[Array, Array] | None  # cosines and sines; None: no rotation
 
 
 def _qkv_bias(arch: Arch) -> bool:
@@ -28,16 +34,24 @@ def _mlp_bias(arch: Arch) -> bool:
     return arch.mlp_bias
 
 
+def _head_norm(arch: Arch) -> bool:
+    return arch.head_norm
+
+
 def _untied(arch: Arch) -> bool:
     return not arch.tied
 
 
 @pytree
 class Attention:
-    qkv: Weight = fused(("q_proj.weight", "k_proj.weight", "v_proj.weight"), _QKV_ROWS, "embed")
-    qkv_bias: Weight | None = fused(("q_proj.bias", "k_proj.bias", "v_proj.bias"), _QKV_ROWS, when=_qkv_bias)
+    qkv: Weight = fused(("q_proj.weight", "k_proj.weight", "v_proj.weight"), QKV_ROWS, "embed")
+    qkv_bias: Weight | None = fused(("q_proj.bias", "k_proj.bias", "v_proj.bias"), QKV_ROWS, when=_qkv_bias)
+    q_norm: Weight | None = tensor("q_norm.weight", "head", when=_head_norm, dummy=1.0)
+    k_norm: Weight | None = tensor("k_norm.weight", "head", when=_head_norm, dummy=1.0)
     o: Weight = tensor("o_proj.weight", "embed heads")
     o_bias: Weight | None = tensor("o_proj.bias", "embed", when=_o_bias)
+
+    sinks = None  # for those whose queries may look at nothing, see gpt_oss
 
 
 @pytree
@@ -55,6 +69,8 @@ class Layer:
     mlp_norm: Weight = tensor("post_attention_layernorm.weight", "embed", dummy=1.0)
     mlp: Mlp = nested(Mlp, "mlp.")
 
+    after_attention = after_mlp = None  # for those who normalise there as well, see gemma2
+
 
 @pytree
 class Llama:
@@ -64,25 +80,49 @@ class Llama:
     head: Weight | None = tensor("lm_head.weight", "vocab embed", when=_untied)
 
 
-def layer(
-    stream: Stream, pages: Array, weights: Layer, arch: Arch, rope: tuple[Array, Array], batch: Batch
-) -> tuple[Stream, Array]:
-    """The stream of tokens and the layer's pages, before and after."""
-    x, h = add_rms_norm(stream, weights.attention_norm, arch.norm_eps)
-    parts, pages = attention(h, pages, weights.attention, arch, rope, batch)
-    x, h = add_rms_norm(Stream(x, parts), weights.mlp_norm, arch.norm_eps)
-    mlp = weights.mlp
-    return Stream(x, gated_mlp(h, mlp.gate_up, mlp.down, mlp.gate_up_bias, mlp.down_bias)), pages
-
-
 def attention(
-    x: Array, pages: Array, weights: Attention, arch: Arch, rope: tuple[Array, Array], batch: Batch
+    x: Array, pages: Array, weights: Attention, arch: Arch, kind: Kind, rope: Tables, batch: Batch
 ) -> tuple[Array, Array]:
     """[T, D] -> [n, T, D], to be added; the tokens' keys and values are written to the pages."""
-    qkv = linear_parts(x, weights.qkv, weights.qkv_bias)
-    q, pages = rope_write(qkv, rope, pages, batch, x.dtype)
-    out = attend(q, pages, batch, scale=arch.head_dim**-0.5, window=arch.window)
-    return linear_parts(out.reshape(out.shape[0], -1), weights.o, weights.o_bias), pages
+    norms = None if weights.q_norm is None else (weights.q_norm, weights.k_norm)
+    qkv = linear_parts(x, weights.qkv)
+    q, pages = rope_write(qkv, rope, pages, batch, x.dtype, bias=weights.qkv_bias, norms=norms, rms=arch.rms)
+    out = attend(
+        q,
+        pages,
+        batch,
+        scale=arch.query_scale,
+        window=kind.window,
+        soft_cap=arch.soft_cap,
+        sinks=weights.sinks,
+    )
+    return linear_summed(out.reshape(out.shape[0], -1), weights.o, weights.o_bias), pages
+
+
+def dense(x: Array, weights: Mlp, arch: Arch) -> Array:
+    """[T, D] -> [n, T, D], to be added."""
+    return gated_mlp(
+        x, weights.gate_up, weights.down, weights.gate_up_bias, weights.down_bias, activation=arch.activation
+    )
+
+
+def layer(
+    stream: Stream,
+    pages: Array,
+    weights: Any,
+    arch: Arch,
+    kind: Kind,
+    rope: Tables,
+    batch: Batch,
+    *,
+    attention: Callable[..., tuple[Array, Array]] = attention,
+    feed_forward: Callable[..., Array] = dense,
+) -> tuple[Stream, Array]:
+    """The stream of tokens and the layer's pages, before and after."""
+    x, h = add_rms_norm(stream, weights.attention_norm, arch.rms)
+    parts, pages = attention(h, pages, weights.attention, arch, kind, rope, batch)
+    x, h = add_rms_norm(Stream(x, parts, weights.after_attention), weights.mlp_norm, arch.rms)
+    return Stream(x, feed_forward(h, weights.mlp, arch), weights.after_mlp), pages
 
 
 def read_llama(fields: Fields) -> Arch:

@@ -6,14 +6,13 @@
         down: Weight = tensor("down_proj.weight", "embed mlp")
 
 The field is everything there is to say about a weight: its name in the code, its name in the checkpoint, and its
-dimensions, which are the same in both. Shape, sharding, dummy values and the strict load follow from the names
-of the dimensions.
+dimensions. Shape, sharding, dummy values and the strict load follow from the names of the dimensions.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from jax import Array
@@ -25,39 +24,70 @@ from hex_llm.parallel.sharding import RULES, num_shards, sharding
 type Weight = Array
 type Condition = Callable[[Arch], bool]
 
+# How the experts of a weight lie in the checkpoint: a tensor for each, with `{}` in its name for the number, or all in
+# one tensor, along its first dimension.
+type Stack = Literal["tensors", "joined"]
+
+EXPERT = "expert"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
-    """One tensor of the checkpoint."""
+    """One tensor of the checkpoint, or one expert's part of it: runs of rows, each of its own dimension."""
 
     name: str
-    dims: tuple[str, ...]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+    transposed: bool = False  # in the checkpoint it lies as [columns, rows]
+    alternating: bool = False  # in the checkpoint its two runs take turns, row by row
+    neighbours: bool = False  # in the checkpoint the dimensions of a head that turn together are neighbours
 
     def shape(self, arch: Arch) -> tuple[int, ...]:
-        return tuple(arch.sizes[dim] for dim in self.dims)
+        """In the checkpoint."""
+        shape = (sum(arch.sizes[row] for row in self.rows), *(arch.sizes[column] for column in self.columns))
+        return shape[::-1] if self.transposed else shape
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WeightSpec:
-    """One weight: its parts in the checkpoint, laid one after the other along their first dimension.
+    """One weight: its parts in the checkpoint, laid one after the other along their rows; with `stack`, an array of
+    such weights, one for each expert.
 
-    Where that dimension is split, shard i of the weight holds shard i of each part in turn, so that a device
-    finds its own heads together. On one device that is plain concatenation.
+    Where rows are split, shard i of the weight holds shard i of each run of rows in turn, so that a device finds its
+    own heads together. On one device that is plain concatenation.
     """
 
     parts: tuple[Part, ...]
     when: Condition | None = None  # None: always there
     dummy: float | None = None  # the value of a dummy weight; None: random
+    stack: Stack | None = None
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        dims = (self.parts[0].rows[0], *self.parts[0].columns)
+        return (EXPERT, *dims) if self.stack else dims
 
     def shape(self, arch: Arch) -> tuple[int, ...]:
-        shapes = [part.shape(arch) for part in self.parts]
-        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        rows = sum(arch.sizes[row] for part in self.parts for row in part.rows)
+        shape = (rows, *(arch.sizes[column] for column in self.parts[0].columns))
+        return (arch.num_experts, *shape) if self.stack else shape
 
     def sharding(self, mesh: Mesh) -> NamedSharding:
-        return sharding(mesh, self.parts[0].dims)
+        return sharding(mesh, self.dims)
 
     def num_row_shards(self, mesh: Mesh) -> int:
-        return num_shards(mesh, self.parts[0].dims[0])
+        return num_shards(mesh, self.parts[0].rows[0])
+
+    def tensors(self, arch: Arch) -> dict[str, tuple[int, ...]]:
+        """The names and shapes in the checkpoint."""
+        match self.stack:
+            case None:
+                return {part.name: part.shape(arch) for part in self.parts}
+            case "joined":
+                return {part.name: (arch.num_experts, *part.shape(arch)) for part in self.parts}
+            case "tensors":
+                experts = range(arch.num_experts)
+                return {part.name.format(i): part.shape(arch) for i in experts for part in self.parts}
 
     def under(self, prefix: str) -> "WeightSpec":
         parts = tuple(dataclasses.replace(part, name=prefix + part.name) for part in self.parts)
@@ -66,17 +96,29 @@ class WeightSpec:
 
 def tensor(name: str, dims: str, *, when: Condition | None = None, dummy: float | None = None) -> Any:
     """A field that holds one tensor of the checkpoint, or None where the model has none."""
-    spec = WeightSpec((Part(name, tuple(dims.split())),), when, dummy)
-    return dataclasses.field(metadata={"spec": spec})
+    row, *columns = dims.split()
+    return weight(Part(name, (row,), tuple(columns)), when=when, dummy=dummy)
 
 
-def fused(names: tuple[str, ...], rows: tuple[str, ...], columns: str = "", *, when: Condition | None = None) -> Any:
-    """A field that holds several tensors as one, each with its own first dimension: one large matmul, not three."""
-    if len({RULES[dim] for dim in rows}) != 1:
-        raise ValueError(f"{rows} are not split alike, so {names} cannot be one array")
+def fused(
+    names: tuple[str, ...],
+    rows: tuple[str, ...],
+    columns: str = "",
+    *,
+    when: Condition | None = None,
+    stack: Stack | None = None,
+) -> Any:
+    """A field that holds several tensors as one, each with its own rows: one large matmul, not three."""
     parts = zip(names, rows, strict=True)
-    spec = WeightSpec(tuple(Part(name, (row, *columns.split())) for name, row in parts), when)
-    return dataclasses.field(metadata={"spec": spec})
+    return weight(*(Part(name, (row,), tuple(columns.split())) for name, row in parts), when=when, stack=stack)
+
+
+def weight(*parts: Part, when: Condition | None = None, dummy: float | None = None, stack: Stack | None = None) -> Any:
+    """A field that holds these parts."""
+    rows = [row for part in parts for row in part.rows]
+    if len({RULES[dim] for dim in rows}) != 1:
+        raise ValueError(f"{rows} are not split alike, so {[part.name for part in parts]} cannot be one array")
+    return dataclasses.field(metadata={"spec": WeightSpec(parts, when, dummy, stack)})
 
 
 def nested(cls: type, prefix: str) -> Any:
@@ -101,7 +143,7 @@ def build[T](cls: type[T], arch: Arch, make: Callable[[WeightSpec], Any], prefix
             case {"repeated": (inner, start)}:
                 layers = range(arch.num_layers)
                 return tuple(build(inner, arch, make, prefix + start.format(i)) for i in layers)
-        raise TypeError(f"{cls.__name__}.{field.name} is not declared by tensor, fused, nested or repeated")
+        raise TypeError(f"{cls.__name__}.{field.name} is not declared by tensor, fused, weight, nested or repeated")
 
     fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
     return cls(**{field.name: value(field) for field in fields})
@@ -112,6 +154,11 @@ def specs(cls: type, arch: Arch) -> list[WeightSpec]:
     found: list[WeightSpec] = []
     build(cls, arch, found.append)
     return found
+
+
+def tensors(cls: type, arch: Arch) -> dict[str, tuple[int, ...]]:
+    """Every tensor that the model's checkpoint has, and its shape."""
+    return {name: shape for spec in specs(cls, arch) for name, shape in spec.tensors(arch).items()}
 
 
 def abstract[T](cls: type[T], arch: Arch, mesh: Mesh, dtype: Any) -> T:

@@ -8,8 +8,11 @@ RULES: dict[str, str | None] = {
     "vocab": TENSOR,
     "heads": TENSOR,  # query heads x head_dim
     "kv_heads": TENSOR,  # key and value heads x head_dim
+    "sinks": TENSOR,  # query heads
     "mlp": TENSOR,
+    "expert": None,
     "embed": None,
+    "head": None,
 }
 
 

@@ -7,10 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import PartitionSpec
 
 from hex_llm.kernels.batch import Batch
 from hex_llm.models import decoder
 from hex_llm.models.arch import Arch
+from hex_llm.models.weights import build
+from hex_llm.parallel.mesh import TENSOR
 
 
 def empty_pages(arch: Arch, *, num_pages: int, page_size: int, dtype=jnp.float32) -> tuple[Array, ...]:
@@ -18,12 +21,22 @@ def empty_pages(arch: Arch, *, num_pages: int, page_size: int, dtype=jnp.float32
     return tuple(jnp.zeros(shape, dtype) for _ in range(arch.num_layers))
 
 
-def make_batch(slices: Sequence[tuple[Sequence[int], int, Sequence[int]]], *, page_size: int, num_tokens: int) -> Batch:
+def make_batch(
+    slices: Sequence[tuple[Sequence[int], int, Sequence[int]]],
+    *,
+    page_size: int,
+    num_tokens: int,
+    width: int | None = None,
+    num_seqs: int | None = None,
+    long: bool | None = None,
+) -> Batch:
     """Each slice is (tokens, position of the first, the pages of its sequence); those of one token come first.
 
-    The batch is padded to `num_tokens`.
+    The batch is padded to `num_tokens`, and with `width` its page tables to so many pages, with `num_seqs` it has that
+    many rows: batches of equal sizes share a compiled program. `long` says that its sequences are to be rotated as
+    long ones.
     """
-    width = max(len(pages) for _, _, pages in slices)
+    width = width or max(len(pages) for _, _, pages in slices)
     tokens, positions, write_page, write_offset, cu_q, kv_len = [], [], [], [], [0], []
     for own, start, pages in slices:
         for position, token in enumerate(own, start=start):
@@ -34,6 +47,8 @@ def make_batch(slices: Sequence[tuple[Sequence[int], int, Sequence[int]]], *, pa
         cu_q.append(len(tokens))
         kv_len.append(start + len(own))
     table = [[*pages, *[0] * (width - len(pages))] for _, _, pages in slices]
+    rows = (num_seqs or len(slices)) - len(slices)
+    cu_q, kv_len, table = cu_q + [cu_q[-1]] * rows, kv_len + [0] * rows, table + [[0] * width] * rows
     num_decode = next((i for i, (own, _, _) in enumerate(slices) if len(own) > 1), len(slices))
     padded = (
         np.pad(np.array(x, np.int32), (0, num_tokens - len(x))) for x in (tokens, positions, write_page, write_offset)
@@ -41,11 +56,23 @@ def make_batch(slices: Sequence[tuple[Sequence[int], int, Sequence[int]]], *, pa
     return Batch(
         *(jnp.asarray(x) for x in padded),
         *(jnp.asarray(np.array(x, np.int32)) for x in (cu_q, kv_len, table, num_decode, len(slices))),
+        long=None if long is None else jnp.full(num_tokens, long),
     )
 
 
-@partial(jax.jit, static_argnames="arch")
-def run(model, kv, batch, *, arch):
-    """The logits of every token of the batch, and the pages after it."""
-    hidden, kv = decoder.forward(model, arch, kv, batch)
-    return decoder.logits(model, arch, hidden), kv
+@partial(jax.jit, static_argnames=("arch", "mesh"))
+def run(model, kv, batch, *, arch, mesh=None):
+    """The logits of every token of the batch, and the pages after it; on a mesh, by all of its devices."""
+
+    def step(model, kv, batch):
+        hidden, kv = decoder.forward(model, arch, kv, batch)
+        return decoder.logits(model, arch, hidden), kv
+
+    if mesh is None:
+        return step(model, kv, batch)
+    weights = build(type(model), arch, lambda spec: spec.sharding(mesh).spec)
+    pages = (PartitionSpec(None, None, TENSOR),) * arch.num_layers
+    specs = (weights, pages, PartitionSpec())
+    return jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=(PartitionSpec(), pages), check_vma=False)(
+        model, kv, batch
+    )

@@ -8,68 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from tests.parity.variants import VARIANTS
+
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-oracle/bin/python"
-
-_SMALL: dict[str, Any] = {
-    "model_type": "llama",
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    # Ten times a newborn model's spread: attention then looks at some tokens more than at others, so that
-    # a wrong rotation or a wrong mask shows.
-    "initializer_range": 0.2,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-}
-
-
-def _llama3(factor: float) -> dict[str, Any]:
-    # The original context is short, so that waves are kept, blended and slowed within the tests' lengths.
-    return {
-        "rope_type": "llama3",
-        "rope_theta": 500.0,
-        "factor": factor,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    }
-
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    "multi-head": {"num_key_value_heads": 8},
-    "grouped": {},
-    "one-kv-head": {"num_key_value_heads": 1},
-    "theta-1e6": {"rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}},
-    "rope-linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
-    "rope-llama3-8": {"rope_parameters": _llama3(8.0)},
-    "rope-llama3-32-tied": {"rope_parameters": _llama3(32.0), "tie_word_embeddings": True},
-    "tied": {"tie_word_embeddings": True},
-    "wide-heads": {"head_dim": 16},
-    "biased": {"attention_bias": True, "mlp_bias": True},
-    "several-files": {"max_shard_size": "100KB"},
-    "mistral": {"model_type": "mistral", "sliding_window": None},
-    "mistral-window": {"model_type": "mistral", "sliding_window": 24, "head_dim": 16},
-    "qwen2": {"model_type": "qwen2"},
-    "qwen2-tied-odd-heads": {
-        "model_type": "qwen2",
-        "hidden_size": 56,
-        "num_attention_heads": 7,
-        "num_key_value_heads": 1,
-        "tie_word_embeddings": True,
-    },
-    "qwen2-window": {
-        "model_type": "qwen2",
-        "use_sliding_window": True,
-        "sliding_window": 24,
-        "max_window_layers": 0,
-    },
-}
-
 
 class OracleMissingError(Exception):
     """The oracle's environment is not there, or has no torch."""
@@ -98,10 +40,12 @@ class Oracle:
     def make(self, variant: str) -> Path:
         """The folder of a tiny random checkpoint, as transformers saves it."""
         if variant not in self._made:
-            config = _SMALL | VARIANTS[variant]
-            size = config.pop("max_shard_size", "1GB")
+            config, size = dict(VARIANTS[variant]), "1GB"
+            model_class, size = config.pop("class"), config.pop("max_shard_size", size)
             folder = self._folder / variant
-            self._call("make", folder=str(folder), config=config, seed=0, max_shard_size=size)
+            self._call(
+                "make", folder=str(folder), config=config, model_class=model_class, seed=0, max_shard_size=size
+            )
             self._made[variant] = folder
         return self._made[variant]
 

@@ -12,19 +12,22 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+import transformers
+from transformers import AutoConfig
 
 
-def make(folder, config, seed, max_shard_size):
+def make(folder, config, model_class, seed, max_shard_size):
     """Saves a random model whose norms and biases are random too, which a newborn model's are not."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    model = getattr(transformers, model_class)(AutoConfig.for_model(**config))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.normal_(1.0, 0.2)
             elif name.endswith("bias"):
                 parameter.normal_(0.0, 0.2)
+            elif name.endswith("sinks"):
+                parameter.normal_(0.0, 2.0)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
 
 
@@ -37,9 +40,9 @@ class Models:
 
     def load(self, folder):
         if folder != self.folder:
-            self.model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, attn_implementation="eager"
-            ).eval()
+            with open(os.path.join(folder, "config.json")) as file:
+                model_class = getattr(transformers, json.load(file)["architectures"][0])
+            self.model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
             self.folder = folder
         return self.model
 

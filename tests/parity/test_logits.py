@@ -1,4 +1,5 @@
-"""Logits against transformers', in float32, at every position of a prompt and of what follows it."""
+"""Logits against transformers', in float32, at every position: in chunks, from a shared prefix and token by token, on
+one device and on two."""
 
 from dataclasses import replace
 
@@ -8,48 +9,105 @@ import pytest
 
 from hex_llm.loader.checkpoint import open_checkpoint
 from hex_llm.loader.config_json import read_config
+from hex_llm.loader.model_checkpoint import open_model
 from hex_llm.loader.weights import load
 from hex_llm.models.registry import family
 from hex_llm.parallel.mesh import make_mesh
 from tests.models.batches import empty_pages, make_batch, run
-from tests.parity.oracle import VARIANTS
+from tests.parity.variants import VARIANTS
 
 PAGE = 16
-TOKENS = [int(t) for t in np.random.default_rng(0).integers(3, 320, 120)]
-PROMPT = 100  # tokens; the others follow one by one
+TOKENS = [int(t) for t in np.random.default_rng(0).integers(3, 316, 108)]
+SHARED = 4  # pages that a second sequence finds computed
 
 
+def load_model(folder, *, num_devices=1):
+    arch = read_config(folder).arch
+    mesh = make_mesh(num_devices)
+    model = load(family(arch).weights, arch, open_model(folder, family(arch)), mesh, jnp.float32)
+    return model, arch, mesh if num_devices > 1 else None
+
+
+def logits_of(model, arch, mesh):
+    """Of every position of TOKENS, each computed by one of two sequences that share their first pages."""
+    first, second = [7, 3, 9, 1, 5, 11, 2], [7, 3, 9, 1, 12, 6, 4]  # not in order: the page table has to be followed
+    kv, rows = empty_pages(arch, num_pages=13, page_size=PAGE), {}
+    long = None if arch.rope_switch is None else len(TOKENS) > arch.rope_switch
+
+    def step(*slices):
+        """Each slice is (first position, end, pages)."""
+        nonlocal kv
+        batch = make_batch(
+            [(TOKENS[start:end], start, pages) for start, end, pages in slices],
+            page_size=PAGE,
+            num_tokens=56,
+            width=7,
+            num_seqs=2,
+            long=long,
+        )
+        out, kv = run(model, kv, batch, arch=arch, mesh=mesh)
+        place = 0
+        for start, end, _ in slices:
+            rows.update(zip(range(start, end), np.asarray(out[place : place + end - start]), strict=True))
+            place += end - start
+
+    step((0, 40, first))
+    step((40, 90, first))
+    step((90, 91, first), (SHARED * PAGE, 100, second))
+    for i in range(8):
+        step((91 + i, 92 + i, first), (100 + i, 101 + i, second))
+    return np.stack([rows[i] for i in range(len(TOKENS))])
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_equal_those_of_transformers(oracle, variant):
+def test_logits_equal_those_of_transformers(oracle, variant, num_devices):
     folder = oracle.make(variant)
     expected = oracle.logits(folder, TOKENS)
-    arch = read_config(folder).arch
-    model = load(family(arch).weights, arch, open_checkpoint(folder), make_mesh(), jnp.float32)
-    pages = list(range(8, 0, -1))  # not in order: the page table has to be followed
-    batch = make_batch([(TOKENS[:PROMPT], 0, pages)], page_size=PAGE, num_tokens=112)
-    first, kv = run(model, empty_pages(arch, num_pages=9, page_size=PAGE), batch, arch=arch)
-    rows = [first[:PROMPT]]
-    for i in range(PROMPT, len(TOKENS)):
-        batch = make_batch([([TOKENS[i]], i, pages)], page_size=PAGE, num_tokens=4)
-        row, kv = run(model, kv, batch, arch=arch)
-        rows.append(row[:1])
-    difference = np.abs(np.concatenate(rows) - expected).max()
-    assert difference <= 1e-4 * np.ptp(expected)
+    found = logits_of(*load_model(folder, num_devices=num_devices))
+    assert np.abs(found - expected).max() <= 1e-4 * np.ptp(expected)
 
 
-@pytest.mark.parametrize(
-    "variant", ["rope-linear", "rope-llama3-8", "rope-llama3-32-tied", "mistral-window", "qwen2-window"]
-)
-def test_scaled_rope_and_windows_show_in_the_logits(oracle, variant):
-    """Or else the test above would pass without them."""
-    folder = oracle.make(variant)
-    arch = read_config(folder).arch
-    plain = replace(arch, window=None, rope=replace(arch.rope, scaling=None))
-    model = load(family(arch).weights, arch, open_checkpoint(folder), make_mesh(), jnp.float32)
-    batch = make_batch([(TOKENS[:PROMPT], 0, list(range(1, 9)))], page_size=PAGE, num_tokens=112)
+# What is special about a variant, taken away.
+WITHOUT = {
+    "rope-linear": lambda kind: replace(kind, rope=replace(kind.rope, scaling=None)),
+    "rope-llama3-8": lambda kind: replace(kind, rope=replace(kind.rope, scaling=None)),
+    "rope-llama3-32-tied": lambda kind: replace(kind, rope=replace(kind.rope, scaling=None)),
+    "rope-yarn": lambda kind: replace(kind, rope=replace(kind.rope, scaling=None)),
+    "phi3-beyond-the-switch": lambda kind: replace(
+        kind, rope=replace(kind.rope, scaling=replace(kind.rope.scaling, long=kind.rope.scaling.short))
+    ),
+    "mistral-window": lambda kind: replace(kind, window=None),
+    "qwen2-window": lambda kind: replace(kind, window=None),
+    "gemma2": lambda kind: replace(kind, window=None),
+    "gemma3-ropes": lambda kind: replace(kind, rope=replace(kind.rope, theta=10000.0)),
+    "llama4": lambda kind: replace(kind, window=kind.window and replace(kind.window, chunked=False)),
+    "gpt-oss": lambda kind: replace(kind, window=None),
+}
+CHANGED = {
+    "gemma2": {"soft_cap": None},
+    "gemma2-query-scale": {"query_scale": 0.25},
+    "llama4": {"temperature": None},
+    "llama4-llama3-rope": {"norm_rotated": False},
+    "qwen3-moe-shares-as-they-are": {"renormalised": True},
+    "gemma": {"embed_scale": None},
+}
+
+
+@pytest.mark.parametrize("variant", WITHOUT | CHANGED)
+def test_what_is_special_about_a_variant_shows_in_the_logits(oracle, variant):
+    """Or else the test above would pass without it."""
+    model, arch, _ = load_model(oracle.make(variant))
+    plain = []
+    if variant in WITHOUT:
+        plain.append(replace(arch, kinds=tuple(WITHOUT[variant](kind) for kind in arch.kinds)))
+    if variant in CHANGED:
+        plain.append(replace(arch, **CHANGED[variant]))
+    batch = make_batch([(TOKENS[:100], 0, list(range(1, 8)))], page_size=PAGE, num_tokens=112, long=True)
     kv = empty_pages(arch, num_pages=9, page_size=PAGE)
-    found, without = (run(model, kv, batch, arch=a)[0][:PROMPT] for a in (arch, plain))
-    assert np.abs(found - without).max() > 1e-2 * np.ptp(found)
+    found, *without = (run(model, kv, batch, arch=each)[0][:100] for each in (arch, *plain))
+    for other in without:
+        assert np.abs(found - other).max() > 1e-2 * np.ptp(found)
 
 
 def test_a_sharded_save_of_transformers_is_read(oracle):

@@ -1,0 +1,133 @@
+"""Llama 4 Scout's language model: one expert of many and one that all tokens share; three of four layers see a chunk
+of the text and rotate their heads, the fourth sees everything and does not."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from hex_llm.kernels.batch import Batch
+from hex_llm.kernels.matmul.reference import total
+from hex_llm.kernels.paged_attention.api import attend
+from hex_llm.kernels.paged_attention.write import write_pages
+from hex_llm.kernels.rms import rms_norm
+from hex_llm.kernels.rope_write.reference import rotate, split
+from hex_llm.kernels.window import Window
+from hex_llm.layers.linear import linear_float32, linear_parts, linear_summed
+from hex_llm.layers.moe import experts_mlp
+from hex_llm.layers.rope import Rope
+from hex_llm.models import llama, mixtral
+from hex_llm.models.arch import Arch, Kind
+from hex_llm.models.fields import Fields
+from hex_llm.models.read import read_arch, read_layer_types
+from hex_llm.models.weights import Part, Weight, nested, repeated, tensor, weight
+from hex_llm.pytree import pytree
+
+
+@pytree
+class Attention(llama.Attention):
+    qkv: Weight = weight(
+        Part("q_proj.weight", ("heads",), ("embed",), neighbours=True),
+        Part("k_proj.weight", ("kv_heads",), ("embed",), neighbours=True),
+        Part("v_proj.weight", ("kv_heads",), ("embed",)),
+    )
+
+
+@pytree
+class Moe:
+    router: Weight = tensor("router.weight", "expert embed")
+    gate_up: Weight = weight(
+        Part("experts.gate_up_proj", mixtral.GATE_UP_ROWS, ("embed",), transposed=True), stack="joined"
+    )
+    down: Weight = weight(Part("experts.down_proj", ("embed",), ("mlp",), transposed=True), stack="joined")
+    shared: llama.Mlp = nested(llama.Mlp, "shared_expert.")
+
+    gate_up_bias = down_bias = None
+
+
+@pytree
+class Layer(llama.Layer):
+    attention: Attention = nested(Attention, "self_attn.")
+    mlp: Moe = nested(Moe, "feed_forward.")
+
+
+@pytree
+class Llama4(llama.Llama):
+    layers: tuple[Layer, ...] = repeated(Layer, "model.layers.{}.")
+
+
+def attention(
+    x: Array, pages: Array, weights: Attention, arch: Arch, kind: Kind, rope: llama.Tables, batch: Batch
+) -> tuple[Array, Array]:
+    """As in `llama`; heads are normalised after they are rotated, and far away, those that are not grow."""
+    q, k, v = split(linear_parts(x, weights.qkv), pages, batch, x.dtype, bias=weights.qkv_bias)
+    if rope is not None:
+        q, k = rotate(q, rope), rotate(k, rope)
+        if arch.norm_rotated:
+            q, k = (rms_norm(each, jnp.ones((), x.dtype), arch.rms) for each in (q, k))
+    elif arch.temperature is not None:
+        scale, floor = arch.temperature
+        growth = 1 + scale * jnp.log1p(jnp.floor((batch.positions + 1).astype(jnp.float32) / floor))
+        q = (q * growth[:, None, None]).astype(x.dtype)
+    pages = write_pages(pages, k, v, batch)
+    out = attend(q, pages, batch, scale=arch.query_scale, window=kind.window)
+    return linear_summed(out.reshape(out.shape[0], -1), weights.o, weights.o_bias), pages
+
+
+def feed_forward(x: Array, weights: Moe, arch: Arch) -> Array:
+    """[T, D] -> [1, T, D], to be added."""
+    logit, chosen = jax.lax.top_k(linear_float32(x, weights.router), 1)
+    scaled = x * jax.nn.sigmoid(logit).astype(x.dtype)
+    own = experts_mlp(scaled, weights, chosen, jnp.ones_like(logit), activation=arch.activation)
+    shared = llama.dense(x, weights.shared, arch)
+    return (total(own)[: x.shape[0]] + total(shared)[: x.shape[0]])[None]
+
+
+layer = partial(llama.layer, attention=attention, feed_forward=feed_forward)
+
+
+def read_llama4(fields: Fields) -> Arch:
+    """With the defaults of transformers' Llama4TextConfig."""
+    for name in ("interleave_moe_layer_step", "num_experts_per_tok"):
+        if (number := fields.integer(name, 1)) != 1:
+            raise fields.refuse(name, f"is {number}; this architecture is served with 1 only")
+    tuned = fields.flag("attn_temperature_tuning", True)
+    bias = fields.flag("attention_bias", False)
+    return read_arch(
+        fields,
+        "Llama4ForCausalLM",
+        num_kv_heads=8,
+        head_dim=128,
+        theta=500000.0,
+        eps=1e-5,
+        kinds=lambda num_layers, rope: _kinds(fields, num_layers, rope),
+        norm_rotated=fields.flag("use_qk_norm", True),
+        temperature=(fields.number("attn_scale", 0.1), fields.number("floor_scale", 8192)) if tuned else None,
+        qkv_bias=bias,
+        o_bias=bias,
+        num_experts=fields.integer("num_local_experts", 16),
+        experts_per_token=1,
+    )
+
+
+def read_llama4_multimodal(fields: Fields) -> Arch:
+    text = fields.section("text_config")
+    if text is None:
+        raise fields.refuse("text_config", "is missing")
+    return replace(read_llama4(text), architecture="Llama4ForConditionalGeneration")
+
+
+def _kinds(fields: Fields, num_layers: int, rope: Rope) -> tuple[Kind, ...]:
+    every = fields.integer("no_rope_layer_interval", 4)
+    rotated = fields.values.get("no_rope_layers") or [int((i + 1) % every != 0) for i in range(num_layers)]
+    if not isinstance(rotated, list) or len(rotated) < num_layers or any(each not in (0, 1) for each in rotated):
+        raise fields.refuse("no_rope_layers", f"is not 0 or 1 for each of the {num_layers} layers")
+    size = fields.integer_unless_null("attention_chunk_size", 8192)
+    window = {"full_attention": None, "chunked_attention": size and Window(size, chunked=True)}
+    types = ["chunked_attention" if each else "full_attention" for each in rotated[:num_layers]]
+    return tuple(
+        Kind(rope if turned else None, window[each])
+        for turned, each in zip(rotated, read_layer_types(fields, types), strict=False)
+    )

@@ -1,0 +1,69 @@
+"""Mixtral: a Llama with experts in place of its mlp, of which each token takes the two likeliest."""
+
+from functools import partial
+
+from jax import Array
+
+from hex_llm.kernels.window import Window
+from hex_llm.layers.moe import experts_mlp, route_softmax
+from hex_llm.models import llama
+from hex_llm.models.arch import Arch
+from hex_llm.models.fields import Fields
+from hex_llm.models.read import read_arch, windowed
+from hex_llm.models.weights import Weight, fused, nested, repeated, tensor
+from hex_llm.pytree import pytree
+
+GATE_UP_ROWS = ("mlp", "mlp")
+
+
+@pytree
+class Moe:
+    router: Weight = tensor("gate.weight", "expert embed")
+    gate_up: Weight = fused(("experts.{}.w1.weight", "experts.{}.w3.weight"), GATE_UP_ROWS, "embed", stack="tensors")
+    down: Weight = fused(("experts.{}.w2.weight",), ("embed",), "mlp", stack="tensors")
+
+    router_bias = gate_up_bias = down_bias = None
+
+
+@pytree
+class Layer(llama.Layer):
+    mlp: Moe = nested(Moe, "block_sparse_moe.")
+
+
+@pytree
+class Mixtral(llama.Llama):
+    layers: tuple[Layer, ...] = repeated(Layer, "model.layers.{}.")
+
+
+def sparse(x: Array, weights: Moe, arch: Arch) -> Array:
+    """[T, D] -> [n, T, D], to be added."""
+    chosen, share = route_softmax(
+        x, weights.router, arch.experts_per_token, renormalised=arch.renormalised, bias=weights.router_bias
+    )
+    return experts_mlp(x, weights, chosen, share, activation=arch.activation)
+
+
+layer = partial(llama.layer, feed_forward=sparse)
+
+
+def read_mixtral(fields: Fields) -> Arch:
+    """With the defaults of transformers' MixtralConfig."""
+    size = fields.integer("sliding_window") if fields.has("sliding_window") else None
+    return read_arch(
+        fields,
+        "MixtralForCausalLM",
+        num_kv_heads=8,
+        theta=1e6,
+        eps=1e-5,
+        kinds=windowed(size and Window(size)),
+        **read_experts(fields, "num_local_experts", 8, 2),
+    )
+
+
+def read_experts(fields: Fields, name: str, number: int, per_token: int) -> dict[str, int]:
+    """How many experts there are, under their `name`, and how many of them a token takes."""
+    num_experts = fields.integer(name, fields.integer("num_local_experts", number))
+    taken = fields.integer("num_experts_per_tok", per_token)
+    if taken > num_experts:
+        raise fields.refuse("num_experts_per_tok", f"is {taken}, more than the {num_experts} experts")
+    return {"num_experts": num_experts, "experts_per_token": taken}
