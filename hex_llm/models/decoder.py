@@ -7,6 +7,7 @@ from jax import Array
 
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention.api import prepare
+from hex_llm.kernels.window import Window
 from hex_llm.layers.linear import linear_float32
 from hex_llm.layers.norm import Stream, rms_norm, value
 from hex_llm.layers.rope import rope_tables
@@ -35,7 +36,7 @@ def forward(model: Model, arch: Arch, kv: tuple[Array, ...], batch: Batch) -> tu
     layer = jax.jit(family(arch).layer, static_argnames="arch")
     x, rope = model.embed[batch.tokens], rope_tables(arch.rope, batch.positions)
     q = jax.ShapeDtypeStruct((x.shape[0], arch.num_heads, arch.head_dim), x.dtype)
-    batch = prepare(batch, q, kv[0], {arch.window})
+    batch = prepare(batch, q, kv[0], {Window(arch.window) if arch.window else None})
     # All of this is there before the first layer begins (`kernels.chain` says why), and is not computed again in every
     # layer, where XLA would fuse it into its users.
     x, rope, batch = jax.lax.optimization_barrier((x, rope, batch))

@@ -5,6 +5,7 @@ from jax import Array
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention.api import attend
 from hex_llm.kernels.rope_write.api import rope_write
+from hex_llm.kernels.window import Window
 from hex_llm.layers.linear import linear_parts
 from hex_llm.layers.mlp import gated_mlp
 from hex_llm.layers.norm import Stream, add_rms_norm
@@ -81,7 +82,8 @@ def attention(
     """[T, D] -> [n, T, D], to be added; the tokens' keys and values are written to the pages."""
     qkv = linear_parts(x, weights.qkv, weights.qkv_bias)
     q, pages = rope_write(qkv, rope, pages, batch, x.dtype)
-    out = attend(q, pages, batch, scale=arch.head_dim**-0.5, window=arch.window)
+    window = Window(arch.window) if arch.window else None
+    out = attend(q, pages, batch, scale=arch.head_dim**-0.5, window=window)
     return linear_parts(out.reshape(out.shape[0], -1), weights.o, weights.o_bias), pages
 
 
