@@ -5,6 +5,7 @@ from typing import Any
 
 from jax import Array
 
+from hex_llm.kernels.window import Window
 from hex_llm.pytree import pytree
 
 
@@ -27,4 +28,4 @@ class Batch:
     page_table: Array  # [S, B] int32
     num_decode: Array | None  # [] int32
     num_seqs: Array  # [] int32
-    plans: Mapping[int, Any] | None = None  # what attention has worked out for all layers of a window (0: none)
+    plans: Mapping[Window, Any] | None = None  # what attention has worked out for all layers of a window (of 0: none)

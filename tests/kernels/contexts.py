@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from hex_llm.kernels.window import Window
+
 SCALE = 0.1
 
 
@@ -18,7 +20,7 @@ def random_pages(rng, lengths, *, kv_heads, head_dim, page_size, dtype):
     return pages.astype(dtype), table
 
 
-def expected(q, pages, table, new, old, *, window=None, soft_cap=None):
+def expected(q, pages, table, new, old, *, window=None, soft_cap=None, sinks=None):
     """[T, N, H]: attention of the `new` tokens of each sequence after `old` ones; 0 where it has none."""
     num_heads, head_dim = q.shape[1:]
     kv_heads, page_size = pages.shape[2:4]
@@ -33,8 +35,23 @@ def expected(q, pages, table, new, old, *, window=None, soft_cap=None):
         scores = q[rows].astype(np.float32).swapaxes(0, 1) @ keys.swapaxes(1, 2) * SCALE
         if soft_cap:
             scores = soft_cap * np.tanh(scores / soft_cap)
-        distance = o + np.arange(n)[:, None] - np.arange(length)
-        scores = np.where((distance >= 0) & (distance < (window or length)), scores, -np.inf)
+        scores = np.where(seen_by(o + np.arange(n), length, window), scores, -np.inf)
+        if sinks is not None:
+            column = np.asarray(sinks, np.float32)[:, None, None]
+            scores = np.concatenate([scores, np.broadcast_to(column, (*scores.shape[:2], 1))], axis=-1)
+            values = np.pad(values, ((0, 0), (0, 1), (0, 0)))
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         out[rows] = (weights / weights.sum(axis=-1, keepdims=True) @ values).swapaxes(0, 1)
     return out
+
+
+def seen_by(positions, length, window):
+    """Which of `length` tokens those at `positions` see."""
+    position, key = np.asarray(positions)[:, None], np.arange(length)
+    seen = key <= position
+    match window:
+        case Window(size, chunked=False):
+            seen &= position - key < size
+        case Window(size, chunked=True):
+            seen &= position // size == key // size
+    return seen

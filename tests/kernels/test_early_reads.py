@@ -12,6 +12,7 @@ from hex_llm.kernels.paged_attention.gpu_decode import DEFAULT, decode, plan_dec
 from hex_llm.kernels.paged_attention.gpu_decode_merge import merge
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import sizes_of
 from hex_llm.kernels.rope_write import gpu as rope_write_gpu
+from hex_llm.kernels.window import Window
 from tests.kernels.contexts import random_pages
 
 OLD, FRESH = 3.0, 77.0  # what was there before, and what the kernel in front writes
@@ -57,12 +58,13 @@ def merging():
     sizes = sizes_of(q, pages, DEFAULT)
     plan = plan_decode(jnp.asarray([100, 0], jnp.int32), num_kv_heads=2, num_cores=4)
     averages = full(FRESH, sizes.rows, sizes.max_chunks, sizes.group, 128, dtype=jnp.float32)
-    merge(averages, full(FRESH, sizes.rows, sizes.max_chunks, 64, dtype=jnp.float32), plan, sizes, 2)
+    exponents = full(FRESH, sizes.rows, sizes.max_chunks, 64, dtype=jnp.float32)
+    merge(averages, exponents, plan, sizes, 2, full(OLD, 4))
 
 
 @pytest.mark.parametrize(
     "run",
-    [product, add_norm, rope_write, attention, lambda: attention(window=75), merging],
+    [product, add_norm, rope_write, attention, lambda: attention(window=Window(75)), merging],
     ids=["product", "add_norm", "rope_write", "attention", "window", "merge"],
 )
 def test_nothing_that_the_kernel_in_front_writes_is_read_before_it_has_ended(simulator, run):

@@ -12,7 +12,8 @@ import pytest
 from hex_llm.kernels.paged_attention import gpu_decode
 from hex_llm.kernels.paged_attention.gpu_decode import Tuning, decode, plan_decode, refusal
 from hex_llm.kernels.paged_attention.gpu_decode_plan import max_chunks
-from tests.kernels.contexts import SCALE, expected, random_pages
+from hex_llm.kernels.window import Window
+from tests.kernels.contexts import SCALE, expected, random_pages, seen_by
 
 MANY_CHUNKS = Tuning(chunk_cost=0, uneven_cost=64, merge_cost=0)
 
@@ -34,7 +35,7 @@ def dealt(plan, *, kv_heads, tile=64):
 
 
 @pytest.mark.parametrize("kv_heads", [1, 8])
-@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("window", [None, Window(100), Window(100, chunked=True)])
 @pytest.mark.parametrize(
     "lengths",
     [[1], [1500] * 8, [0, 0, 3], [5, 0, 0], [0, 0], [4000, 1, 0, 64, 65], [40000] + [9] * 63, list(range(0, 1280, 10))],
@@ -45,7 +46,7 @@ def test_every_chunk_of_every_row_is_dealt_once_and_in_order(lengths, window, kv
     want = []
     for row in range(len(lengths) * kv_heads):
         length, _, size, chunks = np.asarray(plan.sequences)[row // kv_heads]
-        first = max(0, length - window) // 64 if window else 0
+        first = np.argmax(seen_by([length - 1], length, window)) // 64 if length else 0
         tiles = -(-length // 64) - first
         assert -(-tiles // size) == chunks <= max_chunks(len(lengths) * kv_heads)
         want += [(row, chunk, min(size, tiles - chunk * size)) for chunk in range(chunks)]
@@ -98,12 +99,16 @@ def test_few_rows_are_cut_so_that_all_cores_work():
     assert sum(bool(share) for share in dealt(plan, kv_heads=8)) > 120
 
 
-def run(q, pages, table, lengths, *, tuning=gpu_decode.DEFAULT, cores=3, window=None, **options):
+SINKS = np.asarray([1, -3, 0, 4, 2.5, -100, 7, -1], ml_dtypes.bfloat16)
+
+
+def run(q, pages, table, lengths, *, tuning=gpu_decode.DEFAULT, cores=3, window=None, sinks=None, **options):
     plan = plan_decode(
         jnp.asarray(lengths, jnp.int32), num_kv_heads=pages.shape[2], window=window, num_cores=cores, tuning=tuning
     )
     arrays = (jnp.asarray(x) for x in (q, pages, table))
-    out = decode(*arrays, plan, scale=SCALE, window=window, tuning=tuning, **options)
+    sinks = None if sinks is None else jnp.asarray(sinks)
+    out = decode(*arrays, plan, scale=SCALE, window=window, sinks=sinks, tuning=tuning, **options)
     return np.asarray(out, np.float32)
 
 
@@ -126,13 +131,26 @@ def compare(lengths, heads, kv_heads, head_dim, page_size, dtype, *, tuning=gpu_
     ("lengths", "heads", "kv_heads", "head_dim", "page_size", "dtype", "options"),
     [
         ([70, 0, 513], 8, 2, 128, 32, BF16, {"tuning": MANY_CHUNKS}),
-        ([1, 200], 6, 2, 64, 8, BF16, {"window": 75, "soft_cap": 3.0}),
+        ([1, 200], 6, 2, 64, 8, BF16, {"window": Window(75), "soft_cap": 3.0}),
         ([300], 7, 1, 96, 128, BF16, {"tuning": Tuning(slots=2, largest_chunk=1)}),
         ([70, 0, 257], 4, 2, 64, 32, BF16, {"tuning": dataclasses.replace(MANY_CHUNKS, workers=1)}),
         ([64, 130], 16, 1, 256, 64, BF16, {}),
         ([90, 65], 4, 1, 128, 16, FP8, {"tuning": MANY_CHUNKS}),
+        ([150, 101, 300, 1], 4, 2, 64, 32, BF16, {"window": Window(100, chunked=True), "tuning": MANY_CHUNKS}),
+        ([70, 0, 257], 6, 2, 64, 32, BF16, {"sinks": SINKS[:6], "tuning": MANY_CHUNKS}),
+        ([70, 1], 8, 1, 128, 32, BF16, {"sinks": SINKS, "soft_cap": 3.0, "window": Window(60, chunked=True)}),
     ],
-    ids=["chunks", "window-cap-odd-group", "large-page", "one-worker", "head-256", "fp8"],
+    ids=[
+        "chunks",
+        "window-cap-odd-group",
+        "large-page",
+        "one-worker",
+        "head-256",
+        "fp8",
+        "chunked-window",
+        "sinks",
+        "sinks-cap-chunked-window",
+    ],
 )
 def test_the_kernel_gives_the_reference_s_result(lengths, heads, kv_heads, head_dim, page_size, dtype, options):
     compare(lengths, heads, kv_heads, head_dim, page_size, dtype, **options)

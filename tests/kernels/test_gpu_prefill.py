@@ -12,9 +12,11 @@ from hex_llm.kernels import hopper
 from hex_llm.kernels.paged_attention import gpu_prefill_sizes
 from hex_llm.kernels.paged_attention.gpu_prefill import prefill
 from hex_llm.kernels.paged_attention.gpu_prefill_plan import ITEM, geometry, plan_prefill
-from tests.kernels.contexts import SCALE, expected, random_pages
+from hex_llm.kernels.window import Window
+from tests.kernels.contexts import SCALE, expected, random_pages, seen_by
 
 BF16, FP8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
+SINKS = np.asarray([1, -3, 0, 4, 2.5, -100], ml_dtypes.bfloat16)
 
 
 def items_of(new, old, *, first=0, heads=(8, 2), head_dim=128, num_tokens=None, window=None):
@@ -46,7 +48,7 @@ BATCHES = [
 ]
 
 
-@pytest.mark.parametrize("window", [None, 200])
+@pytest.mark.parametrize("window", [None, Window(200), Window(150, chunked=True)])
 @pytest.mark.parametrize("heads", [(8, 2), (16, 1), (3, 1)])
 @pytest.mark.parametrize(("new", "old"), BATCHES)
 def test_every_token_meets_every_key_it_sees_in_exactly_one_item(new, old, heads, window):
@@ -64,15 +66,13 @@ def test_every_token_meets_every_key_it_sees_in_exactly_one_item(new, old, heads
             token = item["first_token"] + row - starts[s]
             position = item["position"] + row
             assert position == old[s] + token
-            oldest = max(0, position - window + 1) if window else 0
+            oldest = np.argmax(seen_by([position], position + 1, window))
             keys = np.arange(item["low"] * cut.kv_tile, item["high"] * cut.kv_tile)
             met[s][token, keys[(keys >= oldest) & (keys <= position)]] += 1
             whole = slice(item["edge"] * cut.kv_tile, item["diagonal"] * cut.kv_tile)
             assert all(oldest <= key <= position for key in range(whole.start, whole.stop))
     for s, (n, o) in enumerate(zip(new, old, strict=True)):
-        distance = o + np.arange(n)[:, None] - np.arange(n + o)
-        seen = (distance >= 0) & (distance < (window or n + o))
-        np.testing.assert_array_equal(met[s], seen)
+        np.testing.assert_array_equal(met[s], seen_by(o + np.arange(n), n + o, window))
 
 
 def test_sequences_before_the_first_and_those_without_tokens_have_no_items():
@@ -128,7 +128,7 @@ def small_chip(monkeypatch):
     monkeypatch.setattr(gpu_prefill_sizes, "MOST_STAGES", 2)
 
 
-def run(q, pages, table, new, old, *, first=0, window=None, soft_cap=None):
+def run(q, pages, table, new, old, *, first=0, window=None, soft_cap=None, sinks=None):
     cu_q = jnp.asarray(np.concatenate([[0], np.cumsum(new)]), jnp.int32)
     kv_len = jnp.asarray(np.where(np.asarray(new) > 0, np.add(new, old), 0), jnp.int32)
     plan = plan_prefill(
@@ -142,8 +142,9 @@ def run(q, pages, table, new, old, *, first=0, window=None, soft_cap=None):
         head_dim=q.shape[2],
         window=window,
     )
+    sinks = None if sinks is None else jnp.asarray(sinks)
     arrays: Any = (jnp.asarray(x) for x in (q, pages, table))
-    return np.asarray(prefill(*arrays, plan, scale=SCALE, window=window, soft_cap=soft_cap), np.float32)
+    return np.asarray(prefill(*arrays, plan, scale=SCALE, window=window, soft_cap=soft_cap, sinks=sinks), np.float32)
 
 
 def compare(new, old, heads, head_dim, page_size, dtype, *, first=0, **options):
@@ -164,12 +165,25 @@ def compare(new, old, heads, head_dim, page_size, dtype, *, first=0, **options):
     [
         ([1, 40, 9], [7, 100, 0], (4, 1), 128, 32, BF16, {"first": 1}),
         ([20, 13], [900, 200], (5, 1), 64, 8, BF16, {}),
-        ([30, 9], [150, 3], (6, 2), 96, 64, BF16, {"window": 70, "soft_cap": 3.0}),
+        ([30, 9], [150, 3], (6, 2), 96, 64, BF16, {"window": Window(70), "soft_cap": 3.0}),
         ([150], [10], (1, 1), 64, 320, BF16, {}),
         ([20, 5], [70, 1], (16, 1), 256, 16, BF16, {}),
         ([40, 9], [140, 0], (4, 1), 128, 16, FP8, {}),
+        ([90, 40], [150, 3], (4, 2), 64, 32, BF16, {"window": Window(100, chunked=True)}),
+        ([20, 13], [900, 200], (5, 1), 64, 8, BF16, {"sinks": SINKS[:5], "window": Window(505, chunked=True)}),
+        ([40, 30], [150, 3], (6, 2), 64, 32, BF16, {"sinks": SINKS[:6], "soft_cap": 3.0, "window": Window(60)}),
     ],
-    ids=["decode-first", "split", "window-cap", "large-page", "head-256", "fp8"],
+    ids=[
+        "decode-first",
+        "split",
+        "window-cap",
+        "large-page",
+        "head-256",
+        "fp8",
+        "chunked-window",
+        "split-sinks-chunked-window",
+        "sinks-cap-window",
+    ],
 )
 def test_the_kernel_gives_the_reference_s_result(new, old, heads, head_dim, page_size, dtype, options):
     compare(new, old, heads, head_dim, page_size, dtype, **options)

@@ -9,6 +9,8 @@ from hex_llm.kernels import hopper
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention import reference
 from hex_llm.kernels.paged_attention.api import paged_attention
+from hex_llm.kernels.window import Window
+from tests.kernels.contexts import SCALE, expected, random_pages
 
 
 def random_batch(rng, lengths, *, page_size, num_pages, table_width, tokens, seqs, decode_only, prompts_only):
@@ -44,7 +46,7 @@ def random_batch(rng, lengths, *, page_size, num_pages, table_width, tokens, seq
 
 def compare(
     name, rng, lengths, *, dtype=jnp.float32, page_size=8, heads=4, kv_heads=2, head_dim=16, decode_only=False,
-    prompts_only=False, tokens=None, seqs=None, **options,
+    prompts_only=False, tokens=None, seqs=None, sinks=False, **options,
 ):  # fmt: skip
     used = sum(new for new, _ in lengths)
     seqs = seqs or len(lengths) + 2
@@ -72,7 +74,7 @@ def compare(
         random(tokens, kv_heads, head_dim),
         random(tokens, kv_heads, head_dim),
     )
-    options = {"scale": head_dim**-0.5, **options}
+    options = {"scale": head_dim**-0.5, "sinks": 2 * random(heads) if sinks else None, **options}
     want, want_pages = reference.paged_attention(q, k, v, pages, batch, **options)
     run = jax.jit(lambda *args: paged_attention(*args, implementation=name, **options))
     got, got_pages = run(q, k, v, pages, batch)
@@ -87,10 +89,37 @@ def compare(
 
 
 FAST = ["xla"]
+WINDOWS = [None, Window(64), Window(70, chunked=True), None]
+
+
+@pytest.mark.parametrize("window", [None, Window(9), Window(8, chunked=True)])
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_the_reference_means_what_is_written_down_once_more_in_numpy(window, with_sinks):
+    rng = np.random.default_rng(0)
+    new, old = [1, 3, 10], [16, 7, 3]
+    pages, table = random_pages(rng, np.add(new, old), kv_heads=2, head_dim=16, page_size=8, dtype=np.float32)
+    q = rng.standard_normal((sum(new), 4, 16), np.float32)
+    positions = np.concatenate([np.arange(o, o + n) for n, o in zip(new, old, strict=True)])
+    zeros = jnp.zeros(len(positions), jnp.int32)
+    batch = Batch(
+        tokens=zeros,
+        positions=jnp.asarray(positions, jnp.int32),
+        write_page=zeros,
+        write_offset=zeros,
+        cu_q=jnp.asarray(np.cumsum([0, *new]), jnp.int32),
+        kv_len=jnp.asarray(np.add(new, old), jnp.int32),
+        page_table=jnp.asarray(table),
+        num_decode=jnp.int32(1),
+        num_seqs=jnp.int32(3),
+    )
+    options = {"window": window, "soft_cap": 3.0}
+    sinks = np.asarray([0.5, -1, 3, 0], np.float32) if with_sinks else None
+    got = reference.attend(jnp.asarray(q), jnp.asarray(pages), batch, scale=SCALE, sinks=sinks, **options)
+    np.testing.assert_allclose(got, expected(q, pages, table, new, old, sinks=sinks, **options), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", FAST)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(8))
 def test_random_mixed_batches_agree_with_the_reference(name, seed):
     rng = np.random.default_rng(seed)
     decodes = [(1, int(rng.integers(1, 600))) for _ in range(rng.integers(0, 20))]
@@ -98,7 +127,16 @@ def test_random_mixed_batches_agree_with_the_reference(name, seed):
     for _ in range(rng.integers(1, 4)):
         new = int(rng.integers(2, 300))
         prompts.append((new, new + int(rng.integers(0, 400)) * int(rng.integers(0, 2))))
-    options = [{}, {"window": 37}, {"soft_cap": 5.0}, {"window": 300, "soft_cap": 2.0}][seed % 4]
+    options = [
+        {},
+        {"window": Window(37)},
+        {"soft_cap": 5.0, "sinks": True},
+        {"window": Window(300), "soft_cap": 2.0},
+        {"window": Window(37, chunked=True)},
+        {"window": Window(300, chunked=True), "soft_cap": 2.0, "sinks": True},
+        {},
+        {"window": Window(100), "sinks": True},
+    ][seed]
     compare(name, rng, decodes + prompts, page_size=int(rng.choice([8, 16, 32])), **options)
 
 
@@ -107,7 +145,7 @@ def test_random_mixed_batches_agree_with_the_reference(name, seed):
 def test_random_decode_batches_agree_with_the_reference(name, seed):
     rng = np.random.default_rng(100 + seed)
     lengths = [(1, int(rng.integers(1, 700))) for _ in range(rng.integers(1, 40))]
-    compare(name, rng, lengths, decode_only=True, window=[None, 64][seed % 2])
+    compare(name, rng, lengths, decode_only=True, window=WINDOWS[seed], sinks=seed > 1)
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -129,11 +167,12 @@ def test_every_grouping_of_heads_works_in_bfloat16(name, heads, kv_heads, head_d
 @pytest.mark.parametrize(
     ("lengths", "options"),
     [
-        ([(1, 40), (1, 90), (9, 80), (5, 5)], {"window": 50}),
+        ([(1, 40), (1, 90), (9, 80), (5, 5)], {"window": Window(50)}),
+        ([(1, 90), (9, 80), (40, 70)], {"window": Window(64, chunked=True), "sinks": True, "soft_cap": 3.0}),
         ([(12, 75), (7, 7)], {"prompts_only": True}),
         ([(1, 90), (1, 1)], {}),
     ],
-    ids=["decodes-and-prompts-in-a-window", "prompts", "decodes-in-a-mixed-bucket"],
+    ids=["decodes-and-prompts-in-a-window", "chunked-window-and-sinks", "prompts", "decodes-in-a-mixed-bucket"],
 )
 def test_the_kernels_for_hopper_share_a_batch(monkeypatch, lengths, options):
     monkeypatch.setattr(hopper, "SMS", 2)

@@ -11,18 +11,19 @@ from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.hopper import is_hopper
 from hex_llm.kernels.paged_attention import reference, xla
 from hex_llm.kernels.paged_attention.write import write_pages
+from hex_llm.kernels.window import Window
 
 BEST = {"cpu": "xla", "gpu": "xla", "tpu": "xla"}  # where it is no Hopper GPU
 
 
-def prepare(batch: Batch, q: Any, pages: Any, windows: Iterable[int | None]) -> Batch:
+def prepare(batch: Batch, q: Any, pages: Any, windows: Iterable[Window | None]) -> Batch:
     """The batch, with what its layers' attention can share computed once. `q` [T, N, H] and `pages` are the arrays of
     any layer, or their shapes."""
     if _best() != "gpu":
         return batch
     from hex_llm.kernels.paged_attention import gpu
 
-    return dataclasses.replace(batch, plans={window or 0: gpu.plan(batch, q, pages, window) for window in windows})
+    return dataclasses.replace(batch, plans=gpu.plans(batch, q, pages, windows))
 
 
 def paged_attention(

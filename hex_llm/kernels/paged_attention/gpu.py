@@ -1,5 +1,6 @@
 """Paged attention for Hopper GPUs: sequences of one token by one kernel, the others by another."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +12,10 @@ from hex_llm.kernels.paged_attention import xla
 from hex_llm.kernels.paged_attention.gpu_decode import DecodePlan, decode, plan_decode, refusal
 from hex_llm.kernels.paged_attention.gpu_prefill import prefill
 from hex_llm.kernels.paged_attention.gpu_prefill_plan import PrefillPlan, plan_prefill
+from hex_llm.kernels.window import Window
 from hex_llm.pytree import pytree
+
+_ALL = Window(0)  # stands for no window where one has to be sorted
 
 
 @pytree
@@ -22,7 +26,12 @@ class Plan:
     prefill: PrefillPlan | None
 
 
-def plan(batch: Batch, q: Any, pages: Any, window: int | None) -> Plan | None:
+def plans(batch: Batch, q: Any, pages: Any, windows: Iterable[Window | None]) -> dict[Window, Plan | None]:
+    """A plan for each of the windows."""
+    return {window or _ALL: plan(batch, q, pages, window) for window in windows}
+
+
+def plan(batch: Batch, q: Any, pages: Any, window: Window | None) -> Plan | None:
     """For queries [T, N, H] and pages, or their shapes; None where the kernels do not do these."""
     if refusal(q.shape, pages.shape, q.dtype, pages.dtype):
         return None
@@ -57,14 +66,15 @@ def attend(
     batch: Batch,
     *,
     scale: float,
-    window: int | None = None,
+    window: Window | None = None,
     soft_cap: float | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """As `reference.attend`; a batch of decodes may get more rows than it has, of zeros."""
-    shared = batch.plans[window or 0] if batch.plans else plan(batch, q, pages, window)
+    shared = batch.plans[window or _ALL] if batch.plans else plan(batch, q, pages, window)
     if shared is None:
-        return xla.attend(q, pages, batch, scale=scale, window=window, soft_cap=soft_cap)
-    options = {"scale": scale, "window": window, "soft_cap": soft_cap}
+        return xla.attend(q, pages, batch, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks)
+    options: dict[str, Any] = {"scale": scale, "window": window, "soft_cap": soft_cap, "sinks": sinks}
     num_tokens = q.shape[0]
     if shared.prefill is None:
         # What the product that comes next wants to have: padding it would be a kernel of its own.

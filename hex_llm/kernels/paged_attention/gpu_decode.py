@@ -42,6 +42,7 @@ from hex_llm.kernels.paged_attention.gpu_decode_tile import (
     product,
     spread,
 )
+from hex_llm.kernels.window import Window
 
 __all__ = ["DEFAULT", "DecodePlan", "Tuning", "decode", "plan_decode", "refusal"]
 
@@ -54,12 +55,13 @@ def decode(
     plan: DecodePlan,
     *,
     scale: float,
-    window: int | None = None,
+    window: Window | None = None,
     soft_cap: float | None = None,
+    sinks: Array | None = None,  # [N]
     out_rows: int | None = None,
     tuning: Tuning = DEFAULT,
 ) -> Array:
-    """Attention [S, N, H] of each sequence's last token to the last `window` of its tokens; 0 where it has none.
+    """Attention [S, N, H] of each sequence's last token to its tokens in the window; 0 where it has none.
 
     With `out_rows`, rows of zeros follow up to that number. Jitted, so that the layers of a model share one lowering.
     """
@@ -69,13 +71,13 @@ def decode(
     softmax = _Softmax(scale=scale, window=window, soft_cap=soft_cap)
     averages, exponents = _attend(q, pages, page_table, plan, sizes, softmax)
     rows = out_rows or q.shape[0]
-    return merge(averages, exponents, plan, sizes, rows).reshape(rows, *q.shape[1:])
+    return merge(averages, exponents, plan, sizes, rows, sinks).reshape(rows, *q.shape[1:])
 
 
 @dataclasses.dataclass(frozen=True)
 class _Softmax:
     scale: float
-    window: int | None
+    window: Window | None
     soft_cap: float | None
 
     def scores(self, products: Array) -> Array:
@@ -260,7 +262,7 @@ def _compute_side(refs: _Refs, sizes: Sizes, softmax: _Softmax, worker: Array) -
     def attend_chunk(chunk: _Chunk, turns: _Turns) -> None:
         q_slot = lax.rem(turns.chunks, Q_SLOTS)
         plgpu.barrier_wait(refs.q_full.at[q_slot])
-        begin = jnp.int32(0) if softmax.window is None else jnp.maximum(chunk.length - softmax.window, 0)
+        begin = jnp.int32(0) if softmax.window is None else softmax.window.first(chunk.length - 1)
 
         def attend_tile(i: Array, carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
             values, largest, weight, turn = carry

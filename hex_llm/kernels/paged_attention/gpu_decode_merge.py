@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from hex_llm.kernels.hopper import LOG2E
 from hex_llm.kernels.paged_attention.gpu_decode_plan import DecodePlan
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import Sizes
 
@@ -15,7 +16,9 @@ FEW_ROWS = 64
 LOADS = 16  # of partial results that a CTA has under way
 
 
-def merge(averages: Array, exponents: Array, plan: DecodePlan, sizes: Sizes, num_seqs: int) -> Array:
+def merge(
+    averages: Array, exponents: Array, plan: DecodePlan, sizes: Sizes, num_seqs: int, sinks: Array | None = None
+) -> Array:
     """Merges the chunks of each row, in order: [rows, G, H], with zeros up to the rows of `num_seqs` sequences."""
     z = sizes
     rows = num_seqs * z.num_kv_heads
@@ -26,13 +29,18 @@ def merge(averages: Array, exponents: Array, plan: DecodePlan, sizes: Sizes, num
     if z.head_dim % 128:  # fewer numbers than threads: each thread has a copy of many
         heads, at_once, layout = 1, 4, plgpu.Layout.WGMMA.reduce(0)
 
-    def body(averages_ref: Any, exponents_ref: Any, sequences_ref: Any, out_ref: Any) -> None:
+    def body(averages_ref: Any, exponents_ref: Any, sequences_ref: Any, sinks_ref: Any, out_ref: Any) -> None:
         # The kernel behind may come now: it waits for the end of this one before it reads what this one writes.
         plgpu.griddepcontrol_launch_dependents()
         row, first_head = lax.axis_index("row"), lax.axis_index("heads") * heads
         sequence = lax.div(row, z.num_kv_heads)
         chunks = sequences_ref[jnp.minimum(sequence, z.num_seqs - 1), 3]
         chunks = jnp.where(sequence < z.num_seqs, chunks, 0)
+        # A sink is a partial result that was there before: its weight is 1, and its average 0.
+        first_sink = lax.rem(row, z.num_kv_heads) * z.group + first_head
+        begin = [(jnp.float32(-jnp.inf), jnp.float32(0))] * heads
+        if sinks_ref is not None:
+            begin = [(sinks_ref[first_sink + i].astype(jnp.float32) * LOG2E, jnp.float32(1)) for i in range(heads)]
         plgpu.griddepcontrol_wait()
         first_q_row = z.first_q_row(lax.rem(row, z.num_kv_heads)) + first_head
 
@@ -52,7 +60,7 @@ def merge(averages: Array, exponents: Array, plan: DecodePlan, sizes: Sizes, num
             return [_merge_into(*sums_of_head, parts) for sums_of_head, parts in zip(sums, loaded, strict=True)]
 
         zero = plgpu.layout_cast(jnp.zeros((z.head_dim,), jnp.float32), layout)
-        none = [(zero, jnp.float32(-jnp.inf), jnp.float32(0))] * heads
+        none = [(zero, *each) for each in begin]
         sums = lax.fori_loop(0, lax.div(chunks + (at_once - 1), at_once), merge_some, none)
         for head, (average, _, weight) in enumerate(sums):
             out_ref[row, first_head + head] = (average / jnp.maximum(weight, 1e-30)).astype(out_ref.dtype)
@@ -63,7 +71,7 @@ def merge(averages: Array, exponents: Array, plan: DecodePlan, sizes: Sizes, num
         grid=(rows, z.group // heads),
         grid_names=("row", "heads"),
         compiler_params=plgpu.CompilerParams(approx_math=True),
-    )(averages, exponents, plan.sequences)
+    )(averages, exponents, plan.sequences, sinks)
 
 
 def _merge_into(

@@ -7,6 +7,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 
 from hex_llm.kernels.hopper import num_sms
+from hex_llm.kernels.window import Window
 from hex_llm.pytree import pytree
 
 
@@ -41,14 +42,15 @@ def plan_decode(
     kv_len: Array,  # [S] int32
     *,
     num_kv_heads: int,
-    window: int | None = None,
+    window: Window | None = None,
     num_cores: int | None = None,
     tuning: Tuning = DEFAULT,
 ) -> DecodePlan:
     """Cuts the rows of a batch into chunks and deals these to the CTAs. Sequences of length 0 get none."""
     cores = num_cores or num_sms()
     num_seqs, tile = kv_len.shape[0], tuning.tile
-    first_tile = jnp.zeros_like(kv_len) if window is None else jnp.maximum(kv_len - window, 0) // tile
+    position = jnp.maximum(kv_len - 1, 0)
+    first_tile = jnp.zeros_like(kv_len) if window is None else window.first(position) // tile
     tiles = pl.cdiv(kv_len, tile) - first_tile
     chunk = _tiles_per_chunk(tiles, rows=num_seqs * num_kv_heads, cores=cores, tuning=tuning)
     chunks = pl.cdiv(tiles, chunk)

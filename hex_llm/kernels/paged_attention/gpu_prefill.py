@@ -18,11 +18,13 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from hex_llm.kernels.hopper import LOG2E
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import refusal
 from hex_llm.kernels.paged_attention.gpu_prefill_compute import LOWEST, compute
 from hex_llm.kernels.paged_attention.gpu_prefill_load import load
 from hex_llm.kernels.paged_attention.gpu_prefill_plan import PrefillPlan
 from hex_llm.kernels.paged_attention.gpu_prefill_sizes import ROWS, Refs, Sizes, sizes_of, swizzled
+from hex_llm.kernels.window import Window
 
 MEMORY = 2  # the warpgroup that loads; 0 and 1 compute
 MEMORY_REGISTERS, COMPUTE_REGISTERS = 40, 232  # together at most what the launch took, or it hangs
@@ -36,8 +38,9 @@ def prefill(
     plan: PrefillPlan,
     *,
     scale: float,
-    window: int | None = None,
+    window: Window | None = None,
     soft_cap: float | None = None,
+    sinks: Array | None = None,  # [N]
 ) -> Array:
     """[T, N, H]: what the planned tokens attend to. Rows of other tokens mean nothing, and may be NaN."""
     reason = refusal(q.shape, pages.shape, q.dtype, pages.dtype)
@@ -48,16 +51,24 @@ def prefill(
     # A copy of a whole cell needs one that is there, and a swizzled copy whole groups of 8 tokens.
     padding = max(sizes.cell, num_tokens + -num_tokens % 8) - num_tokens
     queries = jnp.pad(q, ((0, padding), (0, 0), (0, 0))).astype(sizes.dtype)
-    out, weights = _attend(queries, pages, page_table, plan, sizes)
+    if sinks is not None:
+        sinks = jnp.maximum(sinks.astype(jnp.float32) * LOG2E, LOWEST)[None, :]
+    # Where a context is split, its parts know nothing of sinks: they join once, when the parts are merged.
+    out, weights = _attend(queries, pages, page_table, plan, sizes, sinks if sizes.chunks == 1 else None)
     if weights is not None:
-        out = _combine(out, weights, plan, sizes)
+        out = _combine(out, weights, plan, sizes, sinks)
     return out[:num_tokens].astype(q.dtype)
 
 
-def _attend(q: Array, pages: Array, page_table: Array, plan: PrefillPlan, sizes: Sizes) -> tuple[Array, Array | None]:
+def _attend(
+    q: Array, pages: Array, page_table: Array, plan: PrefillPlan, sizes: Sizes, sinks: Array | None
+) -> tuple[Array, Array | None]:
     """The result [T, N, H] and None, or its parts [C, T, N, H] and their weights' log2 [tiles * C, K, ROWS]."""
     z = sizes
     blocks = min(z.blocks, plan.items.shape[0] * z.num_kv_heads)
+    if sinks is not None:
+        sinks = jnp.repeat(sinks.reshape(z.num_kv_heads, z.group), z.cell, axis=1)  # as the rows of a tile lie
+        sinks = jnp.pad(sinks, ((0, 0), (0, ROWS - z.group * z.cell)))
 
     def body(*refs: Any, **scratch: Any) -> None:
         named = Refs(*refs, **scratch) if z.chunks > 1 else Refs(*refs, weights=None, **scratch)
@@ -107,12 +118,12 @@ def _attend(q: Array, pages: Array, page_table: Array, plan: PrefillPlan, sizes:
         thread_name="warpgroup",
         scratch_types=scratch,
         compiler_params=plgpu.CompilerParams(approx_math=True),
-    )(q, pages.reshape(-1, z.part, z.head_dim), page_table, plan.items, plan.num_items)
+    )(q, pages.reshape(-1, z.part, z.head_dim), page_table, plan.items, plan.num_items, sinks)
     return out, weights[0] if weights else None
 
 
-def _combine(parts: Array, weights: Array, plan: PrefillPlan, sizes: Sizes) -> Array:
-    """Merges the parts [C, T, N, H] of each token's result by their weights' log2 [tiles * C, K, ROWS]."""
+def _combine(parts: Array, weights: Array, plan: PrefillPlan, sizes: Sizes, sinks: Array | None) -> Array:
+    """Merges the parts [C, T, N, H] of each token's result by their weights' log2 [tiles * C, K, ROWS], and sinks'."""
     num_chunks, num_tokens, num_heads, _ = parts.shape
     padding = (0, num_tokens - plan.token_tile.shape[0])
     tile, count = (jnp.pad(x, padding)[:, None] for x in (plan.token_tile, plan.token_chunks))
@@ -122,9 +133,11 @@ def _combine(parts: Array, weights: Array, plan: PrefillPlan, sizes: Sizes) -> A
         jnp.where(c < count, weights[tile * num_chunks + c, head // sizes.group, row], -jnp.inf)
         for c in range(num_chunks)
     ]
-    largest = functools.reduce(jnp.maximum, exponents, jnp.float32(LOWEST))
+    largest = functools.reduce(jnp.maximum, exponents, jnp.float32(LOWEST) if sinks is None else sinks)
     shares = [jnp.exp2(exponent - largest) for exponent in exponents]
     total = jnp.maximum(functools.reduce(jnp.add, shares), 1e-30)
+    if sinks is not None:
+        total += jnp.exp2(sinks - largest)
     # A sum of terms, not over an axis: it becomes one elementwise kernel. Parts that nobody wrote may be NaN.
     terms = (
         jnp.where(share[..., None] > 0, part, 0) * (share / total)[..., None]

@@ -27,11 +27,16 @@ def compute(refs: Refs, sizes: Sizes, blocks: int, warpgroup: Array) -> None:
 
     def one_item(n: Array, item: Item, head: Array, step: Array) -> Array:
         slot = lax.rem(n, sizes.q_slots)
+        # A sink is a score that was seen before.
+        seen = _per_row(LOWEST), _per_row(0.0)
+        if refs.sinks is not None:
+            rows = refs.sinks.at[head, pl.ds(warpgroup * MMA_ROWS, MMA_ROWS)]
+            seen = plgpu.load(rows, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False), _per_row(1.0)
         plgpu.barrier_wait(refs.q_full.at[slot])
         queries = refs.q_smem.at[slot, pl.ds(warpgroup * MMA_ROWS, MMA_ROWS)]
 
         def attend(sums_ref: Any) -> tuple[Array, Array, Array, Array]:
-            return _attend(refs, sizes, warpgroup, item, queries, refs.q_empty.at[slot], step, sums_ref)
+            return _attend(refs, sizes, warpgroup, item, queries, refs.q_empty.at[slot], step, seen, sums_ref)
 
         accumulator = plgpu.WGMMAAccumulatorRef((MMA_ROWS, sizes.head_dim), jnp.float32)
         step, largest, total, sums = pl.run_scoped(attend, accumulator)
@@ -65,9 +70,11 @@ def _attend(
     queries: Any,
     q_empty: Any,
     first_step: Array,
+    seen: tuple[Array, Array],
     sums_ref: Any,
 ) -> tuple[Array, Array, Array, Array]:
-    """The step after the item, and its rows' largest scores, sums of weights, and weighted sums of values."""
+    """The step after the item, and its rows' largest scores, sums of weights, and weighted sums of values. `seen` are
+    the first two of these before."""
     stages = sizes.stages
     scores_type = plgpu.WGMMAAccumulatorRef((MMA_ROWS, sizes.kv_tile), jnp.float32)
 
@@ -112,7 +119,7 @@ def _attend(
 
     low, high = item["low"], item["high"]
     scores = pl.run_scoped(first_tile, scores_type)
-    softmax = _weigh(sizes, warpgroup, item, low, scores, _per_row(LOWEST), _per_row(0.0), masked=True)
+    softmax = _weigh(sizes, warpgroup, item, low, scores, *seen, masked=True)
     carry = first_step, softmax
     masked, unmasked = (functools.partial(next_tile, masked=masked) for masked in (True, False))
     edge, diagonal = jnp.maximum(item["edge"], low + 1), jnp.maximum(item["diagonal"], low + 1)
@@ -155,7 +162,8 @@ def _weigh(
         column = plgpu.broadcasted_iota(jnp.int32, scores.shape, 1, layout=plgpu.Layout.WGMMA)
         seen = column <= last
         if sizes.window is not None:
-            seen &= column > last - sizes.window
+            first = sizes.window.first(token + item["position"]) - tile * sizes.kv_tile
+            seen &= column >= lax.broadcast_in_dim(first, scores.shape, [0])
         scores = jnp.where(seen, scores, -jnp.inf)
     new_largest = jnp.maximum(largest, scores.max(axis=1) * factor)
     weights = jnp.exp2(scores * factor - lax.broadcast_in_dim(new_largest, scores.shape, [0]))

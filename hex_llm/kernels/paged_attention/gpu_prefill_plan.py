@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from hex_llm.kernels.hopper import num_sms
+from hex_llm.kernels.window import Window
 from hex_llm.pytree import pytree
 
 ROWS = 128  # query rows of a tile: tokens times the query heads of a kv head
@@ -75,7 +76,7 @@ def plan_prefill(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
-    window: int | None = None,
+    window: Window | None = None,
 ) -> PrefillPlan:
     """The work for sequences first..num_seqs-1, which own the tokens cu_q[s]:cu_q[s+1], the last of kv_len[s]."""
     shape = geometry(num_tokens, num_heads, num_kv_heads, head_dim)
@@ -100,8 +101,8 @@ def plan_prefill(
     if window is None:
         low = edge = jnp.zeros_like(high)
     else:
-        low = jnp.maximum(first_position - window + 1, 0) // kv_tile
-        edge = jnp.maximum(-(-(last_position - window + 1) // kv_tile), 0)
+        low = window.first(first_position) // kv_tile
+        edge = -(-window.first(last_position) // kv_tile)
 
     size = chunk_size[sequence]
     first_chunk = low // size
@@ -140,7 +141,7 @@ def plan_prefill(
     )
 
 
-def _chunk_size(context: Array, shape: Geometry, window: int | None) -> Array:
+def _chunk_size(context: Array, shape: Geometry, window: Window | None) -> Array:
     """[S]: tiles of keys per chunk, from a sequence's own length `context` in tiles and the shapes alone."""
     if window is None:
         chunks = jnp.clip(context // MIN_CHUNK_TILES, 1, shape.chunks)
@@ -148,5 +149,5 @@ def _chunk_size(context: Array, shape: Geometry, window: int | None) -> Array:
     if shape.chunks == 1:
         return jnp.maximum(context, 1)
     # What the tokens of a cell see may begin anywhere in a chunk, so it touches one chunk more.
-    seen = jnp.minimum((window + shape.tokens - 2) // shape.kv_tile + 2, context)
+    seen = jnp.minimum((window.size + shape.tokens - 2) // shape.kv_tile + 2, context)
     return jnp.maximum(-(-seen // (shape.chunks - 1)), MIN_CHUNK_TILES)

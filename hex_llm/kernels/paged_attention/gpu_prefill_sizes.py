@@ -10,6 +10,7 @@ from jax import Array, lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels.paged_attention.gpu_prefill_plan import ITEM, ROWS, geometry
+from hex_llm.kernels.window import Window
 
 SHARED_MEMORY = 225 << 10  # bytes a block may use, less some for barriers
 OUT_BYTES = 32 << 10  # of the staged output
@@ -37,7 +38,7 @@ class Sizes:
     pages_dtype: Any
     out_dtype: Any
     scale: float
-    window: int | None
+    window: Window | None
     soft_cap: float | None
 
     @property
@@ -71,6 +72,7 @@ class Refs(NamedTuple):
     table: Any  # [S, B]
     items: Any
     num_items: Any
+    sinks: Any  # [K, ROWS] float32, to base 2; None where there are none, or what is split is merged elsewhere
     out: Any  # [T, N, H], or [C, T, N, H]
     weights: Any  # [tiles * C, K, ROWS]: log2 of the sums of weights; None where nothing is split
     q_smem: Any
@@ -88,7 +90,7 @@ class Refs(NamedTuple):
     narrow_smem: Any = None  # [2, kv_tile, H]: 8-bit keys and values
 
 
-def sizes_of(q: Array, pages: Array, scale: float, window: int | None, soft_cap: float | None) -> Sizes:
+def sizes_of(q: Array, pages: Array, scale: float, window: Window | None, soft_cap: float | None) -> Sizes:
     num_tokens, num_heads, head_dim = q.shape
     _, _, num_kv_heads, page_size, _ = pages.shape
     cut = geometry(num_tokens, num_heads, num_kv_heads, head_dim)

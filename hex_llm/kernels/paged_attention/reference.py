@@ -9,6 +9,7 @@ from jax import Array
 
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention.write import write_pages
+from hex_llm.kernels.window import Window
 
 
 def paged_attention(
@@ -19,12 +20,13 @@ def paged_attention(
     batch: Batch,
     *,
     scale: float,
-    window: int | None = None,
+    window: Window | None = None,
     soft_cap: float | None = None,
+    sinks: Array | None = None,  # [N]
 ) -> tuple[Array, Array]:
     """Writes the step's keys and values, then attends."""
     pages = write_pages(pages, k, v, batch)
-    return attend(q, pages, batch, scale=scale, window=window, soft_cap=soft_cap), pages
+    return attend(q, pages, batch, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks), pages
 
 
 def attend(
@@ -33,12 +35,14 @@ def attend(
     batch: Batch,
     *,
     scale: float,
-    window: int | None = None,
+    window: Window | None = None,
     soft_cap: float | None = None,
+    sinks: Array | None = None,  # [N]
 ) -> Array:
     """Lets each token attend to its sequence up to itself: [T, N, H].
 
-    With a `window` it attends to that many tokens, the last. The rows of padding tokens mean nothing.
+    With a `window` it attends to the tokens in that. A head's sink is a score like those of the tokens, but without a
+    value: it takes its share of the weight. It is neither scaled nor capped. The rows of padding tokens mean nothing.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = pages.shape[2]
@@ -52,12 +56,15 @@ def attend(
     scores = jnp.einsum("tkgh,tkch->tkgc", grouped, context[:, 0]) * scale
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
-    distance = batch.positions[:, None] - jnp.arange(scores.shape[-1], dtype=jnp.int32)[None, :]
-    seen = distance >= 0
-    if window is not None:
-        seen &= distance < window
+    key, position = jnp.arange(scores.shape[-1], dtype=jnp.int32)[None, :], batch.positions[:, None]
+    written = key <= position
+    seen = written if window is None else written & (key >= window.first(position))
     scores = jnp.where(seen[:, None, None, :], scores, -jnp.inf)
     # A page may hold anything past its sequence's end, also NaN, which a weight of 0 would not take away.
-    values = jnp.where((distance >= 0)[:, None, :, None], context[:, 1], 0)
-    out = jnp.einsum("tkgc,tkch->tkgh", jax.nn.softmax(scores, axis=-1), values)
+    values = jnp.where(written[:, None, :, None], context[:, 1], 0)
+    if sinks is not None:
+        column = sinks.astype(jnp.float32).reshape(num_kv_heads, -1, 1)
+        scores = jnp.concatenate([jnp.broadcast_to(column, (*scores.shape[:-1], 1)), scores], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., -values.shape[2] :]
+    out = jnp.einsum("tkgc,tkch->tkgh", weights, values)
     return out.reshape(num_tokens, num_heads, head_dim).astype(q.dtype)

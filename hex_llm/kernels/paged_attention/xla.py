@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from hex_llm.kernels.batch import Batch
+from hex_llm.kernels.window import Window
 
 CHUNK = 256  # keys a loop turn looks at
 DECODE_ROWS = 8  # decodes a loop turn looks at
@@ -29,14 +30,23 @@ class Softmax(NamedTuple):
     values: Array  # [..., H]
 
 
+class Steps(NamedTuple):
+    """What depends on the window, the soft cap and the sinks."""
+
+    score: Callable[[Array, Array, Array, Array], Array]
+    first_chunk: Callable[[Array], Array]
+    no_sums: Callable[[tuple[int, ...]], Softmax]
+
+
 def attend(
     q: Array,  # [T, N, H]
     pages: Array,  # [P, 2, K, page, H]
     batch: Batch,
     *,
     scale: float,
-    window: int | None = None,
+    window: Window | None = None,
     soft_cap: float | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """As `reference.attend`."""
     num_tokens, num_heads, head_dim = q.shape
@@ -47,26 +57,36 @@ def attend(
         scores = jnp.einsum("...qh,...ch->...qc", queries, keys, preferred_element_type=jnp.float32) * scale
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
-        distance = query_positions[..., :, None] - key_positions[..., None, :]
-        seen = distance >= 0
+        query_positions, key_positions = query_positions[..., :, None], key_positions[..., None, :]
+        seen = key_positions <= query_positions
         if window is not None:
-            seen &= distance < window
+            seen &= key_positions >= window.first(query_positions)
         return jnp.where(seen, scores, LOWEST)
 
     def first_chunk(position: Array) -> Array:
         """The first chunk that a query at `position` looks at."""
-        return jnp.maximum(position - (window - 1), 0) // CHUNK if window is not None else jnp.zeros_like(position)
+        return window.first(position) // CHUNK if window is not None else jnp.zeros_like(position)
+
+    def no_sums(shape: tuple[int, ...]) -> Softmax:
+        """Before the first chunk, for queries [..., K, G * Q, H]: a sink is a score that was seen already."""
+        sums = _no_sums(shape)
+        if sinks is None:
+            return sums
+        seen = jnp.maximum(sinks.astype(jnp.float32), LOWEST).reshape(num_kv_heads, -1, 1)
+        seen = jnp.repeat(seen, shape[-2] // seen.shape[1], axis=1)
+        return Softmax(jnp.broadcast_to(seen, sums.largest.shape), jnp.ones_like(sums.weight), sums.values)
 
     q = q.reshape(num_tokens, num_kv_heads, -1, head_dim)
+    steps = Steps(score, first_chunk, no_sums)
     out, num_done = jnp.zeros_like(q), jnp.int32(0)
     if batch.num_decode is not None:
-        out, num_done = _decode(q, pages, batch, batch.num_decode, score, first_chunk), batch.num_decode
+        out, num_done = _decode(q, pages, batch, batch.num_decode, steps), batch.num_decode
     if batch.cu_q is not None:
-        out = _prefill(q, pages, batch, batch.cu_q, num_done, score, first_chunk, out)
+        out = _prefill(q, pages, batch, batch.cu_q, num_done, steps, out)
     return out.reshape(num_tokens, num_heads, head_dim)
 
 
-def _decode(q: Array, pages: Array, batch: Batch, num_decode: Array, score: Callable, first_chunk: Callable) -> Array:
+def _decode(q: Array, pages: Array, batch: Batch, num_decode: Array, steps: Steps) -> Array:
     """[T, K, G, H] with the rows of the first sequences, which have one token, filled in, and zeros elsewhere."""
     num_rows = min(q.shape[0], batch.kv_len.shape[0])  # a decode's token has the number of its sequence
     tile = min(DECODE_ROWS, num_rows)
@@ -85,11 +105,11 @@ def _decode(q: Array, pages: Array, batch: Batch, num_decode: Array, score: Call
 
         def chunk_body(chunk: Array, sums: Softmax) -> Softmax:
             keys, values = (x.astype(jnp.float32) for x in _gather(pages, tile_table, lengths, chunk))  # R K C H
-            return _add(sums, score(tile_queries, keys, positions, _chunk_positions(chunk)[None, None]), values)
+            return _add(sums, steps.score(tile_queries, keys, positions, _chunk_positions(chunk)[None, None]), values)
 
-        start = first_chunk(jnp.min(jnp.where(lengths > 0, lengths - 1, jnp.iinfo(jnp.int32).max)))
+        start = steps.first_chunk(jnp.min(jnp.where(lengths > 0, lengths - 1, jnp.iinfo(jnp.int32).max)))
         stop = -(-jnp.max(lengths) // CHUNK)
-        sums = lax.fori_loop(start, stop, chunk_body, _no_sums(tile_queries.shape))
+        sums = lax.fori_loop(start, stop, chunk_body, steps.no_sums(tile_queries.shape))
         return lax.dynamic_update_slice_in_dim(out, _ratio(sums).astype(out.dtype), row, 0)
 
     out = lax.fori_loop(0, -(-num_decode // tile), tile_body, jnp.zeros_like(queries))
@@ -102,8 +122,7 @@ def _prefill(
     batch: Batch,
     cu_q: Array,
     num_done: Array,
-    score: Callable,
-    first_chunk: Callable,
+    steps: Steps,
     out: Array,
 ) -> Array:
     """`out` with the rows of the sequences after the first `num_done` filled in."""
@@ -127,10 +146,10 @@ def _prefill(
 
             def chunk_body(chunk: Array, sums: Softmax) -> Softmax:
                 keys, values = (x[0].astype(q.dtype) for x in _gather(pages, table, length, chunk))  # K C H
-                return _add(sums, score(queries, keys, positions, _chunk_positions(chunk)[None]), values)
+                return _add(sums, steps.score(queries, keys, positions, _chunk_positions(chunk)[None]), values)
 
-            start, stop = first_chunk(first + offset), (last + offset) // CHUNK + 1
-            sums = lax.fori_loop(start, stop, chunk_body, _no_sums(queries.shape))
+            start, stop = steps.first_chunk(first + offset), (last + offset) // CHUNK + 1
+            sums = lax.fori_loop(start, stop, chunk_body, steps.no_sums(queries.shape))
             new = jnp.moveaxis(_ratio(sums).reshape(num_kv_heads, group, tile, head_dim), 2, 0).astype(out.dtype)
             old = lax.dynamic_slice_in_dim(out, first, tile)
             mine = first + jnp.arange(tile) <= last  # the tile's tail belongs to the next sequence
