@@ -8,7 +8,7 @@ from jax import Array
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention.api import prepare
 from hex_llm.layers.linear import linear_float32
-from hex_llm.layers.norm import Stream, rms_norm, value
+from hex_llm.layers.norm import Rms, Stream, rms_norm, value
 from hex_llm.layers.rope import rope_tables
 from hex_llm.models.arch import Arch
 from hex_llm.models.registry import family
@@ -43,10 +43,10 @@ def forward(model: Model, arch: Arch, kv: tuple[Array, ...], batch: Batch) -> tu
     for pages, weights in zip(kv, model.layers, strict=True):
         stream, pages = layer(stream, pages, weights, arch=arch, rope=rope, batch=batch)
         written.append(pages)
-    return value(stream), tuple(written)
+    return value(stream, Rms(arch.norm_eps)), tuple(written)
 
 
 def logits(model: Model, arch: Arch, hidden: Array) -> Array:
     """[R, D] hidden states of the tokens to sample after -> [R, V] float32."""
-    x = rms_norm(hidden, model.norm, arch.norm_eps)
+    x = rms_norm(hidden, model.norm, Rms(arch.norm_eps))
     return linear_float32(x, model.embed if model.head is None else model.head)

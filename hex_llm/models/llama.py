@@ -5,9 +5,9 @@ from jax import Array
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention.api import attend
 from hex_llm.kernels.rope_write.api import rope_write
-from hex_llm.layers.linear import linear_parts
+from hex_llm.layers.linear import linear_parts, linear_summed
 from hex_llm.layers.mlp import gated_mlp
-from hex_llm.layers.norm import Stream, add_rms_norm
+from hex_llm.layers.norm import Rms, Stream, add_rms_norm
 from hex_llm.models.arch import Arch, read_arch
 from hex_llm.models.fields import Fields
 from hex_llm.models.weights import Weight, fused, nested, repeated, tensor
@@ -68,9 +68,10 @@ def layer(
     stream: Stream, pages: Array, weights: Layer, arch: Arch, rope: tuple[Array, Array], batch: Batch
 ) -> tuple[Stream, Array]:
     """The stream of tokens and the layer's pages, before and after."""
-    x, h = add_rms_norm(stream, weights.attention_norm, arch.norm_eps)
+    rms = Rms(arch.norm_eps)
+    x, h = add_rms_norm(stream, weights.attention_norm, rms)
     parts, pages = attention(h, pages, weights.attention, arch, rope, batch)
-    x, h = add_rms_norm(Stream(x, parts), weights.mlp_norm, arch.norm_eps)
+    x, h = add_rms_norm(Stream(x, parts), weights.mlp_norm, rms)
     mlp = weights.mlp
     return Stream(x, gated_mlp(h, mlp.gate_up, mlp.down, mlp.gate_up_bias, mlp.down_bias)), pages
 
@@ -79,10 +80,10 @@ def attention(
     x: Array, pages: Array, weights: Attention, arch: Arch, rope: tuple[Array, Array], batch: Batch
 ) -> tuple[Array, Array]:
     """[T, D] -> [n, T, D], to be added; the tokens' keys and values are written to the pages."""
-    qkv = linear_parts(x, weights.qkv, weights.qkv_bias)
-    q, pages = rope_write(qkv, rope, pages, batch, x.dtype)
+    qkv = linear_parts(x, weights.qkv)
+    q, pages = rope_write(qkv, rope, pages, batch, x.dtype, bias=weights.qkv_bias)
     out = attend(q, pages, batch, scale=arch.head_dim**-0.5, window=arch.window)
-    return linear_parts(out.reshape(out.shape[0], -1), weights.o, weights.o_bias), pages
+    return linear_summed(out.reshape(out.shape[0], -1), weights.o, weights.o_bias), pages
 
 
 def read_llama(fields: Fields) -> Arch:
