@@ -26,7 +26,10 @@ def padded(tokens: int) -> int:
 
 
 def whole(q: Any, pages: Any, *, embed: int, mlp: int) -> bool:
-    """Whether the kernels do all of layers with queries [T, N, H] and pages of these shapes, and without biases."""
+    """Whether the kernels do all of layers with queries [T, N, H] and pages of these shapes.
+
+    Of biases they take those of queries, keys and values only, and of activations silu and gelu.
+    """
     tokens, heads, head_dim = q.shape
     kv_heads = pages.shape[2]
     if not chained(tokens):

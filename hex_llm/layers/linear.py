@@ -7,16 +7,27 @@ import jax.numpy as jnp
 from jax import Array
 
 from hex_llm.kernels.matmul import api
+from hex_llm.kernels.matmul.reference import total
+from hex_llm.parallel.manual import is_split, sum_over_devices
 
 
-def linear_parts(x: Array, weight: Array, bias: Array | None = None) -> Array:
+def linear_parts(x: Array, weight: Array) -> Array:
     """[R, in] x [out, in] -> [n, R or more, out], to be added and rounded to the type of `x` by what comes next.
 
-    Rows past R mean nothing.
+    Rows past R mean nothing. A bias is left to what comes next, too.
     """
-    if bias is None and api.takes(x, weight):
-        return api.parts(x, weight)
-    return linear(x, weight, bias)[None]
+    return api.parts(x, weight) if api.takes(x, weight) else linear(x, weight)[None]
+
+
+def linear_summed(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """As `linear_parts`, with the bias, where devices may each hold a share of `in`: their sum."""
+    if not is_split():
+        return linear_parts(x, weight) if bias is None else linear(x, weight, bias)[None]
+    # Summed here in float32, and sent as narrow as the tokens are.
+    out = sum_over_devices(total(linear_parts(x, weight)).astype(x.dtype))
+    if bias is not None:
+        out = (out.astype(jnp.float32) + bias.astype(jnp.float32)[None, :]).astype(x.dtype)
+    return out[None]
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:

@@ -1,10 +1,10 @@
 """The gated feed-forward part of a layer."""
 
-import jax
 from jax import Array
 
+from hex_llm.kernels.activation import Activation, gated
 from hex_llm.kernels.matmul import api
-from hex_llm.layers.linear import linear, linear_parts
+from hex_llm.layers.linear import linear, linear_summed
 
 
 def gated_mlp(
@@ -13,12 +13,14 @@ def gated_mlp(
     down: Array,
     gate_up_bias: Array | None = None,
     down_bias: Array | None = None,
+    *,
+    activation: Activation = "silu",
 ) -> Array:
     """[T, D] -> [n, T or more, D], to be added; `gate_up` [2F, D] has the gate's rows first, `down` is [D, F]."""
-    if gate_up_bias is None and api.takes(x, gate_up, gated=True):
-        hidden = api.gated_matmul(x, gate_up)
+    if gate_up_bias is None and api.takes(x, gate_up, activation=activation):
+        hidden = api.gated_matmul(x, gate_up, activation)
     else:
         both = linear(x, gate_up, gate_up_bias)
         size = both.shape[1] // 2
-        hidden = jax.nn.silu(both[:, :size]) * both[:, size:]
-    return linear_parts(hidden, down, down_bias)
+        hidden = gated(activation, both[:, :size], both[:, size:])
+    return linear_summed(hidden, down, down_bias)

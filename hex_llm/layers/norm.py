@@ -3,10 +3,10 @@
 from jax import Array
 
 from hex_llm.kernels.matmul import api, reference
-from hex_llm.kernels.matmul.reference import rms_norm
+from hex_llm.kernels.rms import Rms, rms_norm
 from hex_llm.pytree import pytree
 
-__all__ = ["Stream", "add_rms_norm", "rms_norm", "value"]
+__all__ = ["Rms", "Stream", "add_rms_norm", "rms_norm", "value"]
 
 
 @pytree
@@ -16,16 +16,18 @@ class Stream:
 
     x: Array  # [T, D]
     parts: Array | None = None  # [n, T or more, D]
+    norm: Array | None = None  # [D]: the weight by which the sum of the parts is normalised before it is added
 
 
-def value(stream: Stream) -> Array:
+def value(stream: Stream, rms: Rms) -> Array:
     """[T, D]"""
-    x, parts = stream.x, stream.parts
-    return x if parts is None else x + reference.total(parts)[: x.shape[0]].astype(x.dtype)
+    if stream.parts is None:
+        return stream.x
+    return reference.add(stream.x, stream.parts, rms, inner=stream.norm)
 
 
-def add_rms_norm(stream: Stream, weight: Array, eps: float) -> tuple[Array, Array]:
+def add_rms_norm(stream: Stream, weight: Array, rms: Rms) -> tuple[Array, Array]:
     """The stream's value [T, D], and its norm: [T, D], or in more rows, of which those past T mean nothing."""
     if stream.parts is None:
-        return stream.x, rms_norm(stream.x, weight, eps)
-    return api.add_norm(stream.x, stream.parts, weight, eps)
+        return stream.x, rms_norm(stream.x, weight, rms)
+    return api.add_norm(stream.x, stream.parts, weight, rms, inner=stream.norm)

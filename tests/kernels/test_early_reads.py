@@ -1,5 +1,7 @@
 """What kernels read before the one in front of them has ended: nothing that this may write."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -11,6 +13,7 @@ from hex_llm.kernels.matmul.gpu import Plan
 from hex_llm.kernels.paged_attention.gpu_decode import DEFAULT, decode, plan_decode
 from hex_llm.kernels.paged_attention.gpu_decode_merge import merge
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import sizes_of
+from hex_llm.kernels.rms import Rms
 from hex_llm.kernels.rope_write import gpu as rope_write_gpu
 from hex_llm.kernels.window import Window
 from tests.kernels.contexts import random_pages
@@ -29,13 +32,15 @@ def product():
 
 def add_norm():
     pieces = full(FRESH, 2, 3, 512, dtype=jnp.float32)
-    add_norm_gpu.add_norm(full(FRESH, 3, 512), pieces, full(OLD, 512), eps=1e-5)
+    add_norm_gpu.add_norm(full(FRESH, 3, 512), pieces, full(OLD, 512), Rms(1e-5), inner=full(OLD, 512))
 
 
 def rope_write():
     tables = (full(OLD, 2, 1, 32, dtype=jnp.float32),) * 2
     pages, places = full(FRESH, 3, 2, 1, 8, 64), jnp.asarray([1, 2], jnp.int32)
-    rope_write_gpu.rope_write(full(FRESH, 1, 2, 6 * 64), tables, pages, places, places, jnp.dtype(BF16))
+    options: Any = {"bias": full(OLD, 6 * 64), "norms": (full(OLD, 64),) * 2, "rms": Rms(1e-5)}
+    parts = full(FRESH, 1, 2, 6 * 64)
+    rope_write_gpu.rope_write(parts, tables, pages, places, places, jnp.dtype(BF16), **options)
 
 
 def attention(window=None):

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from hex_llm.kernels.batch import Batch
+from hex_llm.kernels.rms import Rms, rms_norm
 from hex_llm.kernels.rope_write import api, gpu, reference
 
 BF16 = jnp.dtype(jnp.bfloat16)
 PAGES, PAGE_SIZE = 6, 8
+Q, K = slice(0, 4), slice(4, 6)  # heads of queries and of keys, where there are 4 and 2
 
 
 def inputs(num_tokens, *, heads=4, kv_heads=2, head_dim=64, parts=1, rows=None, pages_dtype=jnp.bfloat16):
@@ -35,21 +37,54 @@ def inputs(num_tokens, *, heads=4, kv_heads=2, head_dim=64, parts=1, rows=None, 
     return qkv, (jnp.cos(angles), jnp.sin(angles)), pages, batch
 
 
+def options(qkv, head_dim, *, bias=False, norms=False, plus_one=False):
+    """What a family adds: a bias on all heads, or a norm of each."""
+    rng = np.random.default_rng(7)
+    given = {}
+    if bias:
+        given["bias"] = jnp.asarray(3 * rng.standard_normal(qkv.shape[2]), jnp.bfloat16)
+    if norms:
+        given["norms"] = tuple(jnp.asarray(rng.standard_normal(head_dim), jnp.bfloat16) for _ in range(2))
+        given["rms"] = Rms(1e-6, plus_one)
+    return given
+
+
 @pytest.mark.usefixtures("simulator")
 @pytest.mark.parametrize(
-    "shape",
+    ("shape", "family"),
     [
-        {"num_tokens": 3, "heads": 8, "kv_heads": 4, "head_dim": 128, "parts": 2},
-        {"num_tokens": 1, "rows": 8, "parts": 3},
-        {"num_tokens": 5, "heads": 3, "kv_heads": 1},
-        {"num_tokens": 2, "heads": 4, "kv_heads": 4, "head_dim": 256},
+        ({"num_tokens": 3, "heads": 8, "kv_heads": 4, "head_dim": 128, "parts": 2}, {}),
+        ({"num_tokens": 1, "rows": 8, "parts": 3}, {}),
+        ({"num_tokens": 5, "heads": 3, "kv_heads": 1}, {}),
+        ({"num_tokens": 2, "heads": 4, "kv_heads": 4, "head_dim": 256}, {}),
+        ({"num_tokens": 2, "heads": 6, "kv_heads": 2, "head_dim": 96}, {}),
+        ({"num_tokens": 3, "heads": 7, "kv_heads": 1, "parts": 2}, {"bias": True}),
+        ({"num_tokens": 3, "heads": 8, "kv_heads": 4, "head_dim": 128, "parts": 2}, {"norms": True}),
+        ({"num_tokens": 2, "heads": 4, "kv_heads": 1, "head_dim": 256}, {"norms": True, "plus_one": True}),
+        ({"num_tokens": 2, "heads": 4, "kv_heads": 2, "head_dim": 96}, {"bias": True, "norms": True}),
+        ({"num_tokens": 2, "parts": 2}, {"rotated": False}),
+        ({"num_tokens": 2, "parts": 2}, {"rotated": False, "bias": True, "norms": True}),
     ],
-    ids=["parts", "one-token-of-eight-rows", "odd-heads", "wide-heads"],
+    ids=[
+        "parts",
+        "one-token-of-eight-rows",
+        "odd-heads",
+        "wide-heads",
+        "heads-of-96",
+        "bias",
+        "norms",
+        "norms-plus-one",
+        "bias-and-norms-of-96",
+        "not-rotated",
+        "normed-and-not-rotated",
+    ],
 )
-def test_queries_and_pages_are_the_reference_s(shape):
+def test_queries_and_pages_are_the_reference_s(shape, family):
     qkv, tables, pages, batch = inputs(**shape)
-    want = reference.rope_write(qkv, tables, pages, batch, BF16)
-    got = gpu.rope_write(qkv, tables, pages, batch.write_page, batch.write_offset, BF16)
+    tables = tables if family.pop("rotated", True) else None
+    given = options(qkv, pages.shape[4], **family)
+    want = reference.rope_write(qkv, tables, pages, batch, BF16, **given)
+    got = gpu.rope_write(qkv, tables, pages, batch.write_page, batch.write_offset, BF16, **given)
     for mine, theirs in zip(got, want, strict=True):
         assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype)
         # Multiplied and added in one rounding or in two: the last bit may differ.
@@ -69,11 +104,27 @@ def test_the_reference_writes_keys_turned_and_values_as_they_are():
     np.testing.assert_array_equal(places[:, 1], heads[:, 6:])
 
 
-@pytest.mark.parametrize(("head_dim", "dtype"), [(96, jnp.bfloat16), (64, jnp.float8_e4m3fn)])
+def test_the_reference_adds_the_bias_and_normalises_heads_before_it_turns_them_but_no_values():
+    qkv, tables, pages, batch = inputs(3, parts=2)
+    given = options(qkv, 64, bias=True, norms=True)
+    q, written = reference.rope_write(qkv, tables, pages, batch, BF16, **given)
+    heads = (qkv.sum(0) + given["bias"].astype(jnp.float32)[None]).astype(BF16).reshape(3, 8, 64)
+    queries, keys = (rms_norm(heads[:, part], given["norms"][i], Rms(1e-6)) for i, part in enumerate([Q, K]))
+    np.testing.assert_array_equal(q, reference.rotate(queries, tables))
+    places = written[batch.write_page, :, :, batch.write_offset]
+    np.testing.assert_array_equal(places[:, 0], reference.rotate(keys, tables))
+    np.testing.assert_array_equal(places[:, 1], heads[:, 6:])
+    q, written = reference.rope_write(qkv, None, pages, batch, BF16, **given)
+    np.testing.assert_array_equal(q, queries)
+    np.testing.assert_array_equal(written[batch.write_page, 0, :, batch.write_offset], keys)
+
+
+@pytest.mark.parametrize(("head_dim", "dtype"), [(80, jnp.bfloat16), (64, jnp.float8_e4m3fn)])
 def test_shapes_and_types_that_the_kernel_does_not_do_go_the_plain_way(monkeypatch, head_dim, dtype):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     qkv, tables, pages, batch = inputs(2, head_dim=head_dim, pages_dtype=dtype)
     assert not gpu.supports(qkv, pages, BF16)
-    got = api.rope_write(qkv, tables, pages, batch, BF16)
-    for mine, theirs in zip(got, reference.rope_write(qkv, tables, pages, batch, BF16), strict=True):
+    given = options(qkv, head_dim, bias=True, norms=True)
+    got = api.rope_write(qkv, tables, pages, batch, BF16, **given)
+    for mine, theirs in zip(got, reference.rope_write(qkv, tables, pages, batch, BF16, **given), strict=True):
         np.testing.assert_array_equal(mine.astype(jnp.float32), theirs.astype(jnp.float32))

@@ -1,9 +1,13 @@
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hex_llm.layers.linear import linear, linear_float32
+from hex_llm.layers.linear import linear, linear_float32, linear_parts, linear_summed
 
 
 def arrays(rows, dtype, *, inner=64, outer=32):
@@ -33,3 +37,19 @@ def test_a_bfloat16_weight_is_not_copied_wider_on_the_cpu(rows):
     memory = jax.jit(linear).lower(x, w).compile().memory_analysis()
     assert memory is not None
     assert memory.temp_size_in_bytes < w.nbytes / 2
+
+
+def test_a_product_in_parts_leaves_the_bias_out_and_one_that_is_summed_has_it():
+    x, w, b = arrays(3, jnp.float32)
+    [parts], [summed], [without] = linear_parts(x, w), linear_summed(x, w, b), linear_summed(x, w)
+    np.testing.assert_array_equal(parts, linear(x, w))
+    np.testing.assert_array_equal(summed, linear(x, w, b))
+    np.testing.assert_array_equal(without, parts)
+
+
+def test_where_devices_hold_shares_of_a_weight_they_are_summed_and_the_bias_is_added_once():
+    """In a process with two devices, since this one has been given its own."""
+    command = [sys.executable, "-m", "tests.layers.two_devices"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,24 +1,54 @@
 import jax.numpy as jnp
 import numpy as np
 
-from hex_llm.layers.norm import rms_norm
+from hex_llm.layers.norm import Rms, Stream, add_rms_norm, rms_norm, value
 
 
 def test_the_mean_square_becomes_one_and_the_weight_scales_it():
     x = np.random.default_rng(0).normal(size=(5, 64)) * 30
     weight = np.linspace(0.5, 2, 64)
     expected = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * weight
-    out = rms_norm(jnp.asarray(x, jnp.float32), jnp.asarray(weight, jnp.float32), 1e-5)
+    out = rms_norm(jnp.asarray(x, jnp.float32), jnp.asarray(weight, jnp.float32), Rms(1e-5))
     np.testing.assert_allclose(out, expected, rtol=1e-5)
 
 
 def test_bfloat16_is_squared_in_float32():
     """The sum of 4096 squares of bfloat16, in bfloat16, would stop growing at 256."""
     x = jnp.full((1, 4096), 3, jnp.bfloat16)
-    out = rms_norm(x, jnp.ones(4096, jnp.bfloat16), 1e-5)
+    out = rms_norm(x, jnp.ones(4096, jnp.bfloat16), Rms(1e-5))
     assert out.dtype == jnp.bfloat16
     np.testing.assert_allclose(np.asarray(out, np.float32), 1, rtol=1e-2)
 
 
 def test_zeros_stay_zeros():
-    assert not np.asarray(rms_norm(jnp.zeros((2, 8)), jnp.ones(8), 1e-5)).any()
+    assert not np.asarray(rms_norm(jnp.zeros((2, 8)), jnp.ones(8), Rms(1e-5))).any()
+
+
+def test_the_parts_of_a_stream_are_added_and_normalised_first_if_it_says_so():
+    rng = np.random.default_rng(0)
+    x, parts, norm, weight = (rng.normal(size=shape) for shape in ((3, 64), (2, 8, 64), (64,), (64,)))
+
+    def normed(a, scale):
+        return a / np.sqrt((a * a).mean(-1, keepdims=True) + 1e-5) * (1 + scale)
+
+    rms = Rms(1e-5, plus_one=True)
+    added = parts.sum(0)[:3]
+    for members, expected in (
+        ((x,), x),
+        ((x, parts), x + added),
+        ((x, parts, norm), x + normed(added, norm)),
+    ):
+        stream = Stream(*(jnp.asarray(a, jnp.float32) for a in members))
+        np.testing.assert_allclose(value(stream, rms), expected, rtol=1e-5, atol=1e-5)
+        y, h = add_rms_norm(stream, jnp.asarray(weight, jnp.float32), rms)
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(h, normed(expected, weight), rtol=1e-5, atol=1e-5)
+
+
+def test_the_sum_of_parts_is_rounded_before_it_is_normalised():
+    """As it would be if a product had given it whole: 1 + 2**-8 is no bfloat16, but 1 is."""
+    x, parts = jnp.zeros((1, 4), jnp.bfloat16), jnp.full((2, 1, 4), 0.5 + 2**-9, jnp.float32).at[0, 0, 1:].set(0)
+    rms = Rms(0.0)
+    stream = Stream(x, parts, jnp.ones(4, jnp.bfloat16))
+    rounded = Stream(x, parts.sum(0, keepdims=True).astype(jnp.bfloat16), stream.norm)
+    np.testing.assert_array_equal(value(stream, rms), value(rounded, rms))

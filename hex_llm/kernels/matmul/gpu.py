@@ -10,6 +10,7 @@ order by whatever comes next. What one token gets depends on no other token.
 """
 
 import functools
+import math
 from dataclasses import dataclass
 
 import jax
@@ -18,6 +19,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.chain import MAX_TOKENS, padded
 from hex_llm.kernels.hopper import MMA_ROWS, num_sms
 from hex_llm.kernels.matmul.reference import total
@@ -25,6 +27,7 @@ from hex_llm.kernels.matmul.reference import total
 SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
 SHARED_BYTES = 222 * 1024  # for the ring: of 227 KB, so that a small kernel can stand beside
 MAX_SPLITS = 8
+GELU_SLOPE, GELU_CUBE = 2 * math.sqrt(2 / math.pi), 0.044715
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,12 @@ class Plan:
     blocks: int | None = None  # at a time; one for each SM if not given
 
 
-def supports(x: Array, weight: Array, *, gated: bool = False) -> bool:
+def supports(x: Array, weight: Array, *, activation: Activation | None = None) -> bool:
     """Whether there is a plan for [M, in] x [out, in]."""
     (tokens, size), out = x.shape, weight.shape[0]
-    unit = 2 * MMA_ROWS if gated else MMA_ROWS
-    typed = x.dtype == weight.dtype == jnp.bfloat16
-    return typed and 0 < tokens <= MAX_TOKENS and out > 0 and out % unit == 0 and size > 0 and size % MMA_ROWS == 0
+    unit = MMA_ROWS if activation is None else 2 * MMA_ROWS
+    known = activation in (None, "silu", "gelu") and x.dtype == weight.dtype == jnp.bfloat16
+    return known and 0 < tokens <= MAX_TOKENS and out > 0 and out % unit == 0 and size > 0 and size % MMA_ROWS == 0
 
 
 def plan_for(tokens: int, out: int, size: int, *, gated: bool = False) -> Plan:
@@ -60,7 +63,12 @@ def plan_for(tokens: int, out: int, size: int, *, gated: bool = False) -> Plan:
     deep = size % 128 == 0 and rows + tokens <= 192 and (tokens <= 64 or most > 1)
     depth = 128 if deep else 64
     splits = max(splits for splits in range(1, most + 1) if size // depth % splits == 0)
-    return Plan(rows=rows, depth=depth, splits=splits)
+    # What a few SMs have more to do than the others they fetch alone, and not at the speed of memory. Then it is better
+    # to give fewer SMs, which still keep memory busy, all the same.
+    pieces = out // rows * splits
+    rounds, left = divmod(pieces, num_sms())
+    blocks = -(-pieces // (rounds + 1)) if rounds and 0 < left < num_sms() // 2 else None
+    return Plan(rows=rows, depth=depth, splits=splits, blocks=blocks)
 
 
 def ring_slots(tokens: int, plan: Plan) -> int:
@@ -68,23 +76,28 @@ def ring_slots(tokens: int, plan: Plan) -> int:
     return plan.slots or SHARED_BYTES // ((plan.rows + padded(tokens)) * plan.depth * 2)
 
 
-@functools.partial(jax.jit, static_argnames=("dtype", "plan", "gated"))
+@functools.partial(jax.jit, static_argnames=("dtype", "plan", "activation"))
 def parts(
-    x: Array, weight: Array, *, dtype: jnp.dtype | None = None, plan: Plan | None = None, gated: bool = False
+    x: Array,
+    weight: Array,
+    *,
+    dtype: jnp.dtype | None = None,
+    plan: Plan | None = None,
+    activation: Activation | None = None,
 ) -> Array:
     """[M, in] x [out, in] -> [splits, padded(M), out], to be added: in float32, or in `dtype` where there is only one.
 
     The weight must be there when the program starts, and no result of it: it is read before the kernel in front ends.
-    With `gated`, the weight is [2F, in], the result [1, padded(M), F]: silu of the gate's rows times the others.
+    With an activation, the weight is [2F, in], the result [1, padded(M), F]: see `reference.gated_matmul`.
     """
     tokens, size = x.shape
     if plan is None:
-        plan = plan_for(tokens, weight.shape[0], size, gated=gated)
+        plan = plan_for(tokens, weight.shape[0], size, gated=activation is not None)
     batch = padded(tokens)
     if batch != tokens:
         x = jnp.pad(x, ((0, batch - tokens), (0, 0)))
     dtype = jnp.dtype(jnp.float32 if plan.splits > 1 else dtype or x.dtype)
-    return _call(x, weight, dtype, plan, gated)
+    return _call(x, weight, dtype, plan, activation)
 
 
 def matmul(x: Array, weight: Array, *, dtype: jnp.dtype | None = None, plan: Plan | None = None) -> Array:
@@ -92,15 +105,15 @@ def matmul(x: Array, weight: Array, *, dtype: jnp.dtype | None = None, plan: Pla
     return total(parts(x, weight, dtype=dtype, plan=plan))[: x.shape[0]].astype(dtype or x.dtype)
 
 
-def gated_matmul(x: Array, weight: Array, *, plan: Plan | None = None) -> Array:
+def gated_matmul(x: Array, weight: Array, activation: Activation, *, plan: Plan | None = None) -> Array:
     """See `reference.gated_matmul`."""
-    return parts(x, weight, plan=plan, gated=True)[0, : x.shape[0]]
+    return parts(x, weight, plan=plan, activation=activation)[0, : x.shape[0]]
 
 
-def _call(x: Array, weight: Array, dtype: jnp.dtype, plan: Plan, gated: bool) -> Array:
+def _call(x: Array, weight: Array, dtype: jnp.dtype, plan: Plan, activation: Activation | None) -> Array:
     batch, size = x.shape
-    out = weight.shape[0] // 2 if gated else weight.shape[0]
-    operands = 2 if gated else 1  # of the weight, for each warpgroup
+    operands = 1 if activation is None else 2  # of the weight, for each warpgroup
+    out = weight.shape[0] // operands
     workers = plan.rows // MMA_ROWS // operands
     tile_rows = plan.rows // operands  # of the result, for one block at a time
     tiles = out // tile_rows
@@ -178,7 +191,7 @@ def _call(x: Array, weight: Array, dtype: jnp.dtype, plan: Plan, gated: bool) ->
                     accumulate, *[plgpu.WGMMAAccumulatorRef((MMA_ROWS, batch), jnp.float32)] * operands
                 )
                 plgpu.barrier_arrive(empty.at[lax.rem(index * steps + steps - 1, slots)])
-                result = totals[0] if not gated else totals[1] * totals[0] / (1 + jnp.exp(-totals[0]))
+                result = totals[0] if activation is None else _gated(activation, *totals)
                 first, split = place(index)
                 # Turned round, each thread has two neighbours of one token, and a warp writes whole sectors.
                 turned = plgpu.layout_cast(result.astype(dtype), plgpu.Layout.WGMMA_TRANSPOSED)
@@ -200,3 +213,9 @@ def _call(x: Array, weight: Array, dtype: jnp.dtype, plan: Plan, gated: bool) ->
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )
     return kernel(x, weight)
+
+
+def _gated(activation: Activation, gate: Array, up: Array) -> Array:
+    """See `activation.gated`. With tanh written as a logistic function, gelu is silu but for the exponent."""
+    exponent = gate if activation == "silu" else gate * (GELU_SLOPE + GELU_SLOPE * GELU_CUBE * gate * gate)
+    return up * gate / (1 + jnp.exp(-exponent))

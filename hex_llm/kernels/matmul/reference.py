@@ -6,30 +6,35 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from hex_llm.kernels.activation import Activation, gated
+from hex_llm.kernels.rms import Rms, rms_norm
+
 
 def matmul(x: Array, weight: Array, *, dtype: jnp.dtype | None = None) -> Array:
     """[M, in] x [out, in] -> [M, out], summed in float32 and rounded to `dtype`, or the type of `x`."""
     return _float32(x, weight).astype(dtype or x.dtype)
 
 
-def gated_matmul(x: Array, weight: Array) -> Array:
-    """[M, in] x [2F, in] -> [M, F]: silu of the gate's rows, which come first, times the others; rounded once."""
+def gated_matmul(x: Array, weight: Array, activation: Activation) -> Array:
+    """[M, in] x [2F, in] -> [M, F]: the others gated by the gate's rows, which come first; rounded once."""
     both = _float32(x, weight)
     size = both.shape[1] // 2
-    return (jax.nn.silu(both[:, :size]) * both[:, size:]).astype(x.dtype)
+    return gated(activation, both[:, :size], both[:, size:]).astype(x.dtype)
 
 
-def add_norm(x: Array, pieces: Array, weight: Array, eps: float) -> tuple[Array, Array]:
-    """(y, norm of y) for y = x + the sum of `pieces` [n, M or more, D], which is rounded to the type of `x` first."""
-    y = x + total(pieces)[: x.shape[0]].astype(x.dtype)
-    return y, rms_norm(y, weight, eps)
+def add_norm(x: Array, pieces: Array, weight: Array, rms: Rms, *, inner: Array | None = None) -> tuple[Array, Array]:
+    """(y, norm of y) for y = `add(x, pieces, rms, inner=inner)`."""
+    y = add(x, pieces, rms, inner=inner)
+    return y, rms_norm(y, weight, rms)
 
 
-def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """[..., D] scaled to unit mean square, in float32, then rounded and multiplied by the weight."""
-    wide = x.astype(jnp.float32)
-    wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return wide.astype(x.dtype) * jnp.broadcast_to(weight.astype(x.dtype), x.shape)
+def add(x: Array, pieces: Array, rms: Rms, *, inner: Array | None = None) -> Array:
+    """x [M, D] + the sum of `pieces` [n, M or more, D], which is rounded to the type of `x` first.
+
+    With the weight `inner` [D], the rounded sum is normalised before it is added.
+    """
+    added = total(pieces)[: x.shape[0]].astype(x.dtype)
+    return x + (added if inner is None else rms_norm(added, inner, rms))
 
 
 def total(pieces: Array) -> Array:

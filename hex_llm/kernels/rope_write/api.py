@@ -5,11 +5,20 @@ from jax import Array
 
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.chain import chained
+from hex_llm.kernels.rms import Rms
 from hex_llm.kernels.rope_write import reference
 
 
 def rope_write(
-    parts: Array, tables: tuple[Array, Array], pages: Array, batch: Batch, dtype: jnp.dtype
+    parts: Array,
+    tables: tuple[Array, Array] | None,
+    pages: Array,
+    batch: Batch,
+    dtype: jnp.dtype,
+    *,
+    bias: Array | None = None,
+    norms: tuple[Array, Array] | None = None,
+    rms: Rms | None = None,
 ) -> tuple[Array, Array]:
     """See `reference.rope_write` for what it computes."""
     if chained(parts.shape[1]):
@@ -17,5 +26,6 @@ def rope_write(
         from hex_llm.kernels.rope_write import gpu
 
         if gpu.supports(parts, pages, dtype):
-            return gpu.rope_write(parts, tables, pages, batch.write_page, batch.write_offset, dtype)
-    return reference.rope_write(parts, tables, pages, batch, dtype)
+            places = batch.write_page, batch.write_offset
+            return gpu.rope_write(parts, tables, pages, *places, dtype, bias=bias, norms=norms, rms=rms)
+    return reference.rope_write(parts, tables, pages, batch, dtype, bias=bias, norms=norms, rms=rms)

@@ -15,8 +15,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu import fragmented_array
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from hex_llm.kernels.rms import Rms
+
 WARPS = 4
 LANES = 32
+VECTORS = (4, 2, 1)  # elements that a lane loads at a time
 
 
 def supports(parts: Array, pages: Array, dtype: jnp.dtype) -> bool:
@@ -25,18 +28,22 @@ def supports(parts: Array, pages: Array, dtype: jnp.dtype) -> bool:
 
 
 def does_heads_of(head_dim: int) -> bool:
-    """Whether halves of a head can be dealt to lanes."""
-    return head_dim % (2 * LANES) == 0
+    """Whether halves of a head can be dealt to the lanes of a warp, or to half of them."""
+    return head_dim % LANES == 0
 
 
-@functools.partial(jax.jit, static_argnames="dtype")
+@functools.partial(jax.jit, static_argnames=("dtype", "rms"))
 def rope_write(
     parts: Array,
-    tables: tuple[Array, Array],
+    tables: tuple[Array, Array] | None,
     pages: Array,
     write_page: Array,
     write_offset: Array,
     dtype: jnp.dtype,
+    *,
+    bias: Array | None = None,
+    norms: tuple[Array, Array] | None = None,
+    rms: Rms | None = None,
 ) -> tuple[Array, Array]:
     """See `reference.rope_write`. Jitted, so that the layers of a model share one lowering."""
     num_tokens = write_page.shape[0]
@@ -48,44 +55,73 @@ def rope_write(
     layout = _warp_per_row(heads, half)
 
     def body(
-        parts_ref: Any, cos_ref: Any, sin_ref: Any, page_ref: Any, offset_ref: Any, pages_ref: Any, q_ref: Any
+        parts_ref: Any,
+        table_refs: Any,
+        bias_ref: Any,
+        norm_refs: Any,
+        page_ref: Any,
+        offset_ref: Any,
+        pages_ref: Any,
+        q_ref: Any,
     ) -> None:
         # The kernel behind may come now: it waits for the end of this one before it reads what this one writes.
         plgpu.griddepcontrol_launch_dependents()
         token, block = lax.axis_index("token"), lax.axis_index("block")
+        rows = pl.ds(block * heads, heads)
 
-        def table(ref: Any) -> Array:
-            angles = plgpu.load(ref.at[token], layout=layout.reduce(0), optimized=False)
-            return lax.broadcast_in_dim(angles, (heads, half), [1])
+        def load(ref: Any) -> Array:
+            return plgpu.load(ref, layout=layout, optimized=False).astype(jnp.float32)
 
-        page, offset, cos, sin = page_ref[token], offset_ref[token], table(cos_ref), table(sin_ref)
+        def for_each_head(ref: Any) -> Array:
+            """[half] of a token or of all tokens, which is the same for all heads."""
+            values = plgpu.load(ref, layout=layout.reduce(0), optimized=False).astype(jnp.float32)
+            return lax.broadcast_in_dim(values, (heads, half), [1])
+
+        page, offset = page_ref[token], offset_ref[token]
+        angles = None if table_refs is None else [for_each_head(ref.at[token]) for ref in table_refs]
+        scales = None
+        if norm_refs is not None:
+            of_queries, of_keys = ([for_each_head(ref.at[side]) for side in range(2)] for ref in norm_refs)
+            is_query = lax.broadcast(block < q_blocks, (heads, half))
+            scales = [jnp.where(is_query, q, k) for q, k in zip(of_queries, of_keys, strict=True)]
+        biases = None if bias_ref is None else [load(bias_ref.at[rows, side]) for side in range(2)]
         plgpu.griddepcontrol_wait()
 
-        def load(side: int) -> Array:
+        def loaded(side: int) -> Array:
             """The first or second half of each head."""
-            summands = [
-                plgpu.load(
-                    parts_ref.at[i, token, pl.ds(block * heads, heads), side], layout=layout, optimized=False
-                ).astype(jnp.float32)
-                for i in range(parts.shape[0])
-            ]
+            summands = [load(parts_ref.at[i, token, rows, side]) for i in range(parts.shape[0])]
+            if biases is not None:
+                summands.append(biases[side])
             return functools.reduce(jnp.add, summands).astype(dtype)
 
-        first, second = load(0), load(1)
+        def normed(halves: list[Array], scales: list[Array]) -> list[Array]:
+            assert rms is not None, "norms need to be told how"
+            wide = [each.astype(jnp.float32) for each in halves]
+            squares = sum(jnp.sum(each * each, axis=1) for each in wide)
+            factor = lax.broadcast_in_dim(lax.rsqrt(squares / head_dim + rms.eps), (heads, half), [0])
+            if rms.plus_one:
+                return [(each * factor * (1 + scale)).astype(dtype) for each, scale in zip(wide, scales, strict=True)]
+            rounded = [(each * factor).astype(dtype).astype(jnp.float32) for each in wide]
+            return [(each * scale).astype(dtype) for each, scale in zip(rounded, scales, strict=True)]
 
-        def turned() -> tuple[Array, Array]:
-            a, b = first.astype(jnp.float32), second.astype(jnp.float32)
-            return (a * cos - b * sin).astype(dtype), (b * cos + a * sin).astype(dtype)
+        plain = [loaded(0), loaded(1)]
+
+        def turned() -> list[Array]:
+            halves = plain if scales is None else normed(plain, scales)
+            if angles is None:
+                return halves
+            (a, b), (cos, sin) = (each.astype(jnp.float32) for each in halves), angles
+            return [(a * cos - b * sin).astype(dtype), (b * cos + a * sin).astype(dtype)]
 
         @pl.when(block < q_blocks)
         def _queries():
             for side, values in enumerate(turned()):
-                q_ref[token, pl.ds(block * heads, heads), side] = values
+                q_ref[token, rows, side] = values
 
-        def write(kind: int, first_block: int, values: tuple[Array, Array]) -> None:
+        def write(kind: int, first_block: int, halves: list[Array]) -> None:
             place = pages_ref.at[page, kind, pl.ds((block - first_block) * heads, heads), offset]
-            for side, value in enumerate(values):
-                place[:, pl.ds(side * half, half)] = value
+            for side, values in enumerate(halves):
+                place[:, pl.ds(side * half, half)] = values
 
         @pl.when((block >= q_blocks) & (block < q_blocks + kv_blocks))
         def _keys():
@@ -93,7 +129,7 @@ def rope_write(
 
         @pl.when(block >= q_blocks + kv_blocks)
         def _values():
-            write(1, q_blocks + kv_blocks, (first, second))
+            write(1, q_blocks + kv_blocks, plain)
 
     kernel = plgpu.kernel(
         body,
@@ -102,18 +138,30 @@ def rope_write(
         grid_names=("token", "block"),
     )
     written = jax.new_ref(pages)
-    cos, sin = (each.reshape(num_tokens, half) for each in tables)
     split = parts.reshape(*parts.shape[:2], -1, 2, half)
-    q = kernel(split, cos, sin, write_page, write_offset, written)
+    q = kernel(
+        split,
+        None if tables is None else tuple(each.reshape(num_tokens, half) for each in tables),
+        None if bias is None else bias.reshape(-1, 2, half),
+        None if norms is None else tuple(each.reshape(2, half) for each in norms),
+        write_page,
+        write_offset,
+        written,
+    )
     return q.reshape(num_tokens, num_heads, head_dim), jax.freeze(written)
 
 
 def _warp_per_row(rows: int, columns: int) -> Any:
-    """The layout of [rows, columns] with a row for each warp, or for as many as there are rows."""
-    copies = () if rows == WARPS else (fragmented_array.Replicated(WARPS // rows),)
+    """The layout of [rows, columns] with a row for each warp; what is too few for all warps or lanes is held twice."""
+    lanes = math.gcd(columns, LANES)
+    vector = next(size for size in VECTORS if columns // lanes % size == 0)
     return plgpu.Layout.TILED(
-        fragmented_array.Tiling(((rows, columns), (columns // LANES,))),
-        warp_dims=copies if rows == 1 else (-3, *copies),
-        lane_dims=(-2,),
+        fragmented_array.Tiling(((rows, lanes * vector), (vector,))),
+        warp_dims=(() if rows == 1 else (-3,)) + _copies(WARPS // rows),
+        lane_dims=(-2, *_copies(LANES // lanes)),
         vector_dim=-1,
     )
+
+
+def _copies(times: int) -> tuple[Any, ...]:
+    return () if times == 1 else (fragmented_array.Replicated(times),)

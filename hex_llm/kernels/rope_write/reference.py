@@ -1,34 +1,46 @@
 """What becomes of a step's queries, keys and values before attention, in plain JAX."""
 
-import functools
-
 import jax.numpy as jnp
 from jax import Array
 
 from hex_llm.kernels.batch import Batch
+from hex_llm.kernels.matmul.reference import total
 from hex_llm.kernels.paged_attention.write import write_pages
+from hex_llm.kernels.rms import Rms, rms_norm
 
 
 def rope_write(
     parts: Array,  # [n, T, (N + 2K) * H]
-    tables: tuple[Array, Array],  # [T, 1, H/2] float32 each
+    tables: tuple[Array, Array] | None,  # [T, 1, H/2] float32 each; None: heads are not rotated
     pages: Array,  # [P, 2, K, page, H]
     batch: Batch,
     dtype: jnp.dtype,
+    *,
+    bias: Array | None = None,  # [(N + 2K) * H]
+    norms: tuple[Array, Array] | None = None,  # of queries and of keys: [H] each
+    rms: Rms | None = None,  # how they normalise
 ) -> tuple[Array, Array]:
     """The rotated queries [T, N, H], and the pages with the rotated keys and the values written to them.
 
-    `parts` add up to the queries, keys and values, which are rounded to `dtype` then. More than T rows of them may be
-    given; those past T mean nothing.
+    `parts` and the bias add up to the queries, keys and values, which are rounded to `dtype` then; where there are
+    norms, each head of queries and keys is normalised before it is rotated. More than T rows of `parts` may be given;
+    those past T mean nothing.
     """
     num_tokens = batch.write_page.shape[0]
     # Counted from the arrays at hand: a shard of the model holds a part of the heads.
     num_kv_heads, head_dim = pages.shape[2], pages.shape[4]
-    qkv = functools.reduce(jnp.add, [parts[i] for i in range(parts.shape[0])]).astype(dtype)
-    qkv = qkv[:num_tokens].reshape(num_tokens, -1, head_dim)
+    qkv = total(parts)[:num_tokens]
+    if bias is not None:
+        qkv = qkv.astype(jnp.float32) + bias.astype(jnp.float32)[None, :]
+    qkv = qkv.astype(dtype).reshape(num_tokens, -1, head_dim)
     num_heads = qkv.shape[1] - 2 * num_kv_heads
     q, k, v = qkv[:, :num_heads], qkv[:, num_heads:-num_kv_heads], qkv[:, -num_kv_heads:]
-    return rotate(q, tables), write_pages(pages, rotate(k, tables), v, batch)
+    if norms is not None:
+        assert rms is not None, "norms need to be told how"
+        q, k = rms_norm(q, norms[0], rms), rms_norm(k, norms[1], rms)
+    if tables is not None:
+        q, k = rotate(q, tables), rotate(k, tables)
+    return q, write_pages(pages, k, v, batch)
 
 
 def rotate(x: Array, tables: tuple[Array, Array]) -> Array:

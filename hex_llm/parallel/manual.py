@@ -1,0 +1,15 @@
+"""Code that runs once per device, on the device's own share of each array: inside of `jax.shard_map`."""
+
+import jax
+from jax import Array
+
+from hex_llm.parallel.mesh import TENSOR
+
+
+def is_split() -> bool:
+    """Whether what is traced is one device's share of the work."""
+    return TENSOR in jax.sharding.get_abstract_mesh().manual_axes
+
+
+def sum_over_devices(x: Array) -> Array:
+    return jax.lax.psum(x, TENSOR)
