@@ -12,7 +12,7 @@ def embed(table: Array, tokens: Array, scale: float | None = None) -> Array:
     if is_split():
         own = tokens - device_index() * table.shape[0]
         there = (own >= 0) & (own < table.shape[0])
-        x = sum_over_devices(jnp.where(there[:, None], table[jnp.where(there, own, 0)], 0))
+        x = sum_over_devices(jnp.where(there[:, None], table[jnp.where(there, own, 0)], jnp.zeros((), table.dtype)))
     else:
         x = table[tokens]
     return x if scale is None else x * jnp.asarray(scale, x.dtype)
@@ -20,5 +20,7 @@ def embed(table: Array, tokens: Array, scale: float | None = None) -> Array:
 
 def score(x: Array, head: Array, soft_cap: float | None = None) -> Array:
     """[R, D] x [V, D] -> [R, V] float32."""
-    logits = join_over_devices(linear_float32(x, head), axis=1)
+    logits = linear_float32(x, head)
+    if is_split():
+        logits = join_over_devices(logits, axis=1)
     return logits if soft_cap is None else soft_cap * jnp.tanh(logits / soft_cap)

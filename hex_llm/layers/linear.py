@@ -21,13 +21,20 @@ def linear_parts(x: Array, weight: Array) -> Array:
 
 def linear_summed(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """As `linear_parts`, with the bias, where devices may each hold a share of `in`: their sum."""
+    if bias is None:
+        return summed(linear_parts(x, weight), x.dtype)
     if not is_split():
-        return linear_parts(x, weight) if bias is None else linear(x, weight, bias)[None]
-    # Summed here in float32, and sent as narrow as the tokens are.
-    out = sum_over_devices(total(linear_parts(x, weight)).astype(x.dtype))
-    if bias is not None:
-        out = (out.astype(jnp.float32) + bias.astype(jnp.float32)[None, :]).astype(x.dtype)
-    return out[None]
+        return linear(x, weight, bias)[None]
+    out = summed(linear_parts(x, weight), x.dtype).astype(jnp.float32)
+    return (out + bias.astype(jnp.float32)[None, None, :]).astype(x.dtype)
+
+
+def summed(parts: Array, dtype: Any) -> Array:
+    """Parts of a sum of which devices may each have a share: those of the whole."""
+    if not is_split():
+        return parts
+    # Added here in float32, and sent as narrow as the tokens are.
+    return sum_over_devices(total(parts).astype(dtype))[None]
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:

@@ -15,7 +15,7 @@ from hex_llm.kernels.paged_attention.write import write_pages
 from hex_llm.kernels.rms import rms_norm
 from hex_llm.kernels.rope_write.reference import rotate, split
 from hex_llm.kernels.window import Window
-from hex_llm.layers.linear import linear_float32, linear_parts, linear_summed
+from hex_llm.layers.linear import linear_float32, linear_parts, linear_summed, summed
 from hex_llm.layers.moe import experts_mlp
 from hex_llm.layers.rope import Rope
 from hex_llm.models import llama, mixtral
@@ -62,7 +62,7 @@ def attention(
     x: Array, pages: Array, weights: Attention, arch: Arch, kind: Kind, rope: llama.Tables, batch: Batch
 ) -> tuple[Array, Array]:
     """As in `llama`; heads are normalised after they are rotated, and far away, those that are not grow."""
-    q, k, v = split(linear_parts(x, weights.qkv), pages, batch, x.dtype, bias=weights.qkv_bias)
+    q, k, v = split(linear_parts(x, weights.qkv), pages, batch, x.dtype, weights.qkv_bias)
     if rope is not None:
         q, k = rotate(q, rope), rotate(k, rope)
         if arch.norm_rotated:
@@ -80,9 +80,10 @@ def feed_forward(x: Array, weights: Moe, arch: Arch) -> Array:
     """[T, D] -> [1, T, D], to be added."""
     logit, chosen = jax.lax.top_k(linear_float32(x, weights.router), 1)
     scaled = x * jax.nn.sigmoid(logit).astype(x.dtype)
-    own = experts_mlp(scaled, weights, chosen, jnp.ones_like(logit), activation=arch.activation)
+    parts = experts_mlp(scaled, weights, chosen, jnp.ones_like(logit), activation=arch.activation)
+    own = summed(parts, x.dtype)
     shared = llama.dense(x, weights.shared, arch)
-    return (total(own)[: x.shape[0]] + total(shared)[: x.shape[0]])[None]
+    return (total(own)[: x.shape[0]] + total(shared)[: x.shape[0]]).astype(x.dtype)[None]
 
 
 layer = partial(llama.layer, attention=attention, feed_forward=feed_forward)

@@ -2,10 +2,13 @@
 
 from functools import partial
 
+import jax.numpy as jnp
 from jax import Array
 
+from hex_llm.kernels.matmul.reference import total
 from hex_llm.kernels.window import Window
-from hex_llm.layers.moe import experts_mlp, route_softmax
+from hex_llm.layers.linear import summed
+from hex_llm.layers.moe import experts_bias, experts_mlp, route_softmax
 from hex_llm.models import llama
 from hex_llm.models.arch import Arch
 from hex_llm.models.fields import Fields
@@ -40,7 +43,9 @@ def sparse(x: Array, weights: Moe, arch: Arch) -> Array:
     chosen, share = route_softmax(
         x, weights.router, arch.experts_per_token, renormalised=arch.renormalised, bias=weights.router_bias
     )
-    return experts_mlp(x, weights, chosen, share, activation=arch.activation)
+    parts = summed(experts_mlp(x, weights, chosen, share, activation=arch.activation), x.dtype)
+    bias = experts_bias(weights, chosen, share)
+    return parts if bias is None else (total(parts)[: x.shape[0]].astype(jnp.float32) + bias).astype(x.dtype)[None]
 
 
 layer = partial(llama.layer, feed_forward=sparse)

@@ -13,3 +13,12 @@ def is_split() -> bool:
 
 def sum_over_devices(x: Array) -> Array:
     return jax.lax.psum(x, TENSOR)
+
+
+def join_over_devices(x: Array, *, axis: int) -> Array:
+    """The devices' shares of an array, one after the other."""
+    return jax.lax.all_gather(x, TENSOR, axis=axis, tiled=True)
+
+
+def device_index() -> Array:
+    return jax.lax.axis_index(TENSOR)

@@ -15,7 +15,7 @@ from hex_llm.layers.mlp import gated_mlp
 from hex_llm.layers.norm import Stream, add_rms_norm, value
 from hex_llm.layers.rope import Rope, rope_tables
 from hex_llm.models import decoder
-from hex_llm.models.arch import Arch
+from hex_llm.models.arch import Arch, Kind
 from hex_llm.models.llama import Llama
 from hex_llm.models.weights import build
 
@@ -25,13 +25,13 @@ ARCH = Arch(
     vocab_size=128,
     embed_size=512,
     mlp_size=128,
-    num_layers=2,
+    kinds=(Kind(Rope(64, 10000.0)),) * 2,
     num_heads=4,
     num_kv_heads=2,
     head_dim=64,
     max_position=256,
-    norm_eps=1e-5,
-    rope=Rope(64, 10000.0),
+    rms=Rms(1e-5),
+    query_scale=64**-0.5,
     tied=False,
 )
 

@@ -3,8 +3,10 @@ import json
 import pytest
 
 from hex_llm.errors import CheckpointError
+from hex_llm.kernels.rms import Rms
 from hex_llm.layers.rope import LinearScaling, Llama3Scaling, Rope
 from hex_llm.loader.config_json import parse_config, read_config
+from hex_llm.models.arch import Kind
 from tests.checkpoints import llama_config
 
 LLAMA3 = {
@@ -33,35 +35,38 @@ def test_optional_fields_have_the_defaults_of_transformers():
     absent = ("num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta", "hidden_act", "torch_dtype")
     config = parse(**dict.fromkeys((*absent, "tie_word_embeddings")))
     arch = config.arch
-    assert (arch.num_kv_heads, arch.head_dim, arch.norm_eps) == (8, 8, 1e-6)
-    assert (arch.rope, arch.tied, config.dtype) == (Rope(8, 10000.0), False, None)
-    assert (arch.qkv_bias, arch.o_bias, arch.mlp_bias, arch.window) == (False, False, False, None)
+    assert (arch.num_kv_heads, arch.head_dim, arch.rms) == (8, 8, Rms(1e-6))
+    assert (arch.kinds, arch.tied, config.dtype) == ((Kind(Rope(8, 10000.0)),) * 2, False, None)
+    assert (arch.qkv_bias, arch.o_bias, arch.mlp_bias) == (False, False, False)
+
+
+def windows(architecture, **fields):
+    """Of the two layers; None is a field's own value here, which `llama_config` would leave out."""
+    config = parse_config(llama_config(architectures=[architecture]) | fields, "config.json")
+    return [kind.window and kind.window.size for kind in config.arch.kinds]
 
 
 def test_mistral_s_window_is_what_the_file_says_and_null_is_none():
-    def window(**fields):
-        return parse_config(llama_config(architectures=["MistralForCausalLM"]) | fields, "config.json").arch.window
-
-    assert window(sliding_window=100) == 100
-    assert window(sliding_window=None) is None
-    assert window() == 4096
+    assert windows("MistralForCausalLM", sliding_window=100) == [100, 100]
+    assert windows("MistralForCausalLM", sliding_window=None) == [None, None]
+    assert windows("MistralForCausalLM") == [4096, 4096]
 
 
 def test_qwen2_has_biases_on_queries_keys_and_values_and_uses_its_window_only_if_told_so():
-    def qwen2(**fields):
-        return parse(architectures=["Qwen2ForCausalLM"], **fields).arch
+    arch = parse(architectures=["Qwen2ForCausalLM"]).arch
+    assert (arch.qkv_bias, arch.o_bias, arch.mlp_bias) == (True, False, False)
 
-    arch = qwen2(sliding_window=100, use_sliding_window=False, max_window_layers=1)
-    assert (arch.qkv_bias, arch.o_bias, arch.mlp_bias, arch.window) == (True, False, False, None)
-    assert qwen2(sliding_window=100, use_sliding_window=True, max_window_layers=0).window == 100
-    assert qwen2(sliding_window=100, use_sliding_window=True).window is None  # none of two layers is past 28
-    null = llama_config(architectures=["Qwen2ForCausalLM"], use_sliding_window=True, max_window_layers=0)
-    assert parse_config(null | {"sliding_window": None}, "config.json").arch.window is None
-    assert qwen2(layer_types=["full_attention"] * 2).window is None
-    told = {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_window_layers": 1}
-    assert "max_window_layers is 1, and a window in some layers only" in refusal(**told)
+    def qwen2(**fields):
+        return windows("Qwen2ForCausalLM", sliding_window=100, **fields)
+
+    assert qwen2(use_sliding_window=False, max_window_layers=1) == [None, None]
+    assert qwen2(use_sliding_window=True, max_window_layers=0) == [100, 100]
+    assert qwen2(use_sliding_window=True, max_window_layers=1) == [None, 100]
+    assert qwen2(use_sliding_window=True) == [None, None]  # none of two layers is past 28
+    assert windows("Qwen2ForCausalLM", sliding_window=None, use_sliding_window=True) == [None, None]
+    assert qwen2(layer_types=["full_attention"] * 2) == [None, None]
     mixed = {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention", "sliding_attention"]}
-    assert "layer_types is not 'full_attention' for each of the 2 layers" in refusal(**mixed)
+    assert "layer_types is not one of full_attention for each of the 2 layers" in refusal(**mixed)
 
 
 def test_an_arch_can_be_a_key():
@@ -81,11 +86,11 @@ def test_rope_is_read_in_every_spelling(scaling, expected):
     kind = {0: "default", 1: "linear", 4: "llama3"}[len(scaling)]
     rope = Rope(8, 5e5, expected)
     new = {"rope_type": kind, "rope_theta": 5e5, **scaling}
-    assert parse(rope_theta=None, rope_parameters=new).arch.rope == rope
-    assert parse(rope_theta=500000, rope_scaling={"rope_type": kind, **scaling}).arch.rope == rope
-    assert parse(rope_theta=5e5, rope_scaling={"type": kind, **scaling}).arch.rope == rope
+    assert parse(rope_theta=None, rope_parameters=new).arch.ropes == (rope,)
+    assert parse(rope_theta=500000, rope_scaling={"rope_type": kind, **scaling}).arch.ropes == (rope,)
+    assert parse(rope_theta=5e5, rope_scaling={"type": kind, **scaling}).arch.ropes == (rope,)
     both = parse(rope_theta=5e5, rope_scaling={"type": kind, **scaling}, rope_parameters=new)
-    assert both.arch.rope == rope
+    assert both.arch.ropes == (rope,)
 
 
 @pytest.mark.parametrize("name", ["dtype", "torch_dtype"])

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hex_llm.kernels.window import Window
 from hex_llm.loader.config_json import parse_config
 from hex_llm.loader.weights import dummy
 from hex_llm.models import decoder
@@ -61,7 +62,7 @@ def test_a_window_hides_older_tokens():
     model, arch = tiny(num_hidden_layers=1)
     tokens = list(range(20, 40))
     changed = [300, *tokens[1:]]
-    arch = replace(arch, window=4)
+    arch = replace(arch, kinds=(replace(arch.kinds[0], window=Window(4)),))
     before, after = (logits_of(model, arch, (t, 0, [1, 2, 3]))[:20] for t in (tokens, changed))
     assert (np.abs(before - after).max(axis=1) > 1e-5).tolist() == [True] * 4 + [False] * 16
 

@@ -5,7 +5,7 @@ import pytest
 from hex_llm.errors import ConfigError
 from hex_llm.loader.config_json import parse_config
 from hex_llm.models.llama import Llama
-from hex_llm.models.weights import abstract, bytes_per_device, fused, specs
+from hex_llm.models.weights import abstract, bytes_per_device, fused, tensors
 from hex_llm.parallel.mesh import make_mesh
 from tests.checkpoints import llama_config, llama_shapes
 
@@ -22,8 +22,7 @@ CONFIGS = [
 def test_declared_names_and_shapes_are_those_of_transformers(changes):
     config = llama_config(**changes)
     arch = parse_config(config, "config.json").arch
-    declared = {part.name: part.shape(arch) for spec in specs(Llama, arch) for part in spec.parts}
-    assert declared == llama_shapes(config)
+    assert tensors(Llama, arch) == llama_shapes(config)
 
 
 def test_bytes_of_llama_8b_are_known_without_loading_it():

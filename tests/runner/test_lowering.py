@@ -142,7 +142,7 @@ def test_the_name_of_a_file_stands_for_all_that_goes_in(programs, tmp_path, monk
     assert name(programs) == first
     arch, shapes = programs.arch, programs.shapes
     others = [
-        dataclasses.replace(programs, arch=dataclasses.replace(arch, norm_eps=arch.norm_eps * 2)),
+        dataclasses.replace(programs, arch=dataclasses.replace(arch, query_scale=arch.query_scale * 2)),
         dataclasses.replace(programs, shapes=dataclasses.replace(shapes, num_pages=shapes.num_pages + 1)),
         dataclasses.replace(programs, dtype="float16"),
     ]

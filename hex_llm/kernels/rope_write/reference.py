@@ -26,6 +26,19 @@ def rope_write(
     norms, each head of queries and keys is normalised before it is rotated. More than T rows of `parts` may be given;
     those past T mean nothing.
     """
+    q, k, v = split(parts, pages, batch, dtype, bias)
+    if norms is not None:
+        assert rms is not None, "norms need to be told how"
+        q, k = rms_norm(q, norms[0], rms), rms_norm(k, norms[1], rms)
+    if tables is not None:
+        q, k = rotate(q, tables), rotate(k, tables)
+    return q, write_pages(pages, k, v, batch)
+
+
+def split(
+    parts: Array, pages: Array, batch: Batch, dtype: jnp.dtype, bias: Array | None = None
+) -> tuple[Array, Array, Array]:
+    """The heads of queries [T, N, H], keys and values [T, K, H]."""
     num_tokens = batch.write_page.shape[0]
     # Counted from the arrays at hand: a shard of the model holds a part of the heads.
     num_kv_heads, head_dim = pages.shape[2], pages.shape[4]
@@ -34,13 +47,7 @@ def rope_write(
         qkv = qkv.astype(jnp.float32) + bias.astype(jnp.float32)[None, :]
     qkv = qkv.astype(dtype).reshape(num_tokens, -1, head_dim)
     num_heads = qkv.shape[1] - 2 * num_kv_heads
-    q, k, v = qkv[:, :num_heads], qkv[:, num_heads:-num_kv_heads], qkv[:, -num_kv_heads:]
-    if norms is not None:
-        assert rms is not None, "norms need to be told how"
-        q, k = rms_norm(q, norms[0], rms), rms_norm(k, norms[1], rms)
-    if tables is not None:
-        q, k = rotate(q, tables), rotate(k, tables)
-    return q, write_pages(pages, k, v, batch)
+    return qkv[:, :num_heads], qkv[:, num_heads:-num_kv_heads], qkv[:, -num_kv_heads:]
 
 
 def rotate(x: Array, tables: tuple[Array, Array]) -> Array:
