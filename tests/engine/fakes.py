@@ -1,9 +1,9 @@
 """A runner whose answers can be checked without a model.
 
 Its cache holds a number per token where a model's holds keys and values. The number of a token depends on the token,
-the adapter and the number of the token before, read back through the page table as attention would; the next token
-is a digest of all the numbers read back. A lost, shared or stale block therefore changes the output, and any schedule
-that is right gives the very same output as any other.
+the adapter and the numbers of the tokens before that it sees, read back through the page table as attention would; the
+next token is a digest of all the numbers that the last one sees. A lost, shared or stale block therefore changes the
+output, and any schedule that is right gives the very same output as any other.
 
 Like the device it runs behind: what a step needs is taken from the requests when it is dispatched, and with
 `lazy=True` nothing is computed before a step is read. Memory that a step under way may still touch is guarded.
@@ -28,13 +28,24 @@ VOCAB = 40
 TOP = 3
 
 
-def cell(before: int, token: int, adapter: str) -> int:
-    """What the cache holds for a token."""
-    return zlib.crc32(f"{adapter} {token}".encode(), before) & 0x7FFFFFFF
+class Cells:
+    """The numbers of a sequence's tokens, as far as they are known. A token sees the last `reach`, itself too."""
 
+    def __init__(self, reach: int | None, size: int):
+        self.reach, self.numbers = reach, np.full(size, -1, np.int64)
 
-def next_token(cells: np.ndarray, seed: int) -> int:
-    return zlib.crc32(cells.tobytes(), seed) % VOCAB
+    def compute(self, position: int, token: int, adapter: str) -> int:
+        """The number of a token, from those before."""
+        seen = self.numbers[self._first(position) : position]
+        self.numbers[position] = zlib.crc32(seen.tobytes(), zlib.crc32(f"{adapter} {token}".encode())) & 0x7FFFFFFF
+        return int(self.numbers[position])
+
+    def next_token(self, position: int, seed: int) -> int:
+        """The token that follows the one at a position."""
+        return zlib.crc32(self.numbers[self._first(position) : position + 1].tobytes(), seed) % VOCAB
+
+    def _first(self, position: int) -> int:
+        return 0 if self.reach is None else max(position + 1 - self.reach, 0)
 
 
 def logprobs_of(number: int) -> TokenLogprobs:
@@ -43,26 +54,24 @@ def logprobs_of(number: int) -> TokenLogprobs:
     return TokenLogprobs(-float(number % 89), number % 7 + 1, top)
 
 
-def alone(request: Request) -> list[int]:
+def alone(request: Request, reach: int | None = None) -> list[int]:
     """The output of a request that has the device to itself, and never meets a scheduler."""
-    tokens, cells, before = list(request.prompt), [], 0
-    output: list[int] = []
-    while len(output) < request.max_output and not (output and output[-1] in request.stop_ids):
-        for token in tokens[len(cells) :]:
-            before = cell(before, token, request.adapter)
-            cells.append(before)
-        output.append(next_token(np.array(cells, np.int64), request.seed))
-        tokens.append(output[-1])
+    cells = Cells(reach, len(request.prompt) + request.max_output)
+    for position, token in enumerate(request.prompt):
+        cells.compute(position, token, request.adapter)
+    position = len(request.prompt) - 1
+    output = [cells.next_token(position, request.seed)]
+    while len(output) < request.max_output and output[-1] not in request.stop_ids:
+        position += 1
+        cells.compute(position, output[-1], request.adapter)
+        output.append(cells.next_token(position, request.seed))
     return output
 
 
-def logprobs_alone(request: Request, tokens: Sequence[int]) -> list[TokenLogprobs]:
+def logprobs_alone(request: Request, tokens: Sequence[int], reach: int | None = None) -> list[TokenLogprobs]:
     """What is said of each of `tokens` but the first."""
-    numbers, before = [], 0
-    for token in tokens[:-1]:
-        before = cell(before, token, request.adapter)
-        numbers.append(before)
-    return [logprobs_of(number) for number in numbers]
+    cells = Cells(reach, len(tokens))
+    return [logprobs_of(cells.compute(position, token, request.adapter)) for position, token in enumerate(tokens[:-1])]
 
 
 @dataclass(frozen=True)
@@ -124,7 +133,7 @@ class FakeRunner:
             end = piece.start + piece.length
             own = {request.blocks[i] for i in range(piece.start // size, -(-end // size))}
             written |= own
-            touched |= set(request.blocks[: -(-end // size)])
+            touched |= set(request.blocks[self.limits.first_block(piece.start) : -(-end // size)])
             rows.append(
                 Row(
                     slot=request.slot,
@@ -171,7 +180,7 @@ class FakeRunner:
             assert 0 <= request.slot < limits.max_running
             assert end <= limits.max_model_len
             assert end <= len(request.blocks) * size
-            assert all(0 < block < limits.num_blocks for block in request.blocks)
+            assert all(0 < block < limits.num_blocks for block in request.blocks[limits.first_block(piece.start) :])
             told = (None, 0) if piece.fresh else self.told[request.slot]
             assert told == (None if piece.fresh else request.id, piece.num_old_blocks)
             if piece.fresh:
@@ -193,16 +202,17 @@ class FakeRunner:
                 self.last_token[row.slot] = -1
             table[row.num_old_blocks : row.num_old_blocks + len(row.new_blocks)] = row.new_blocks
             inputs = row.tokens or [int(self.last_token[row.slot])]
-            before = 0 if row.start == 0 else self.cache[table[(row.start - 1) // size], (row.start - 1) % size]
-            for position, token in enumerate(inputs, row.start):
-                before = cell(int(before), token, row.adapter)
-                self.cache[table[position // size], position % size] = before
             end = row.start + row.length
-            cells = self.cache[table[: -(-end // size)]].reshape(-1)[:end]
-            about.append(logprobs_of(int(cells[-1])))
-            of_prompts.append(_stack([logprobs_of(int(c)) for c in cells[row.start :]]))
+            cells = Cells(self.limits.reach, 0)
+            cells.numbers = self.cache[table[: -(-end // size)]].reshape(-1)
+            numbers = []
+            for position, token in enumerate(inputs, row.start):
+                numbers.append(cells.compute(position, token, row.adapter))
+                self.cache[table[position // size], position % size] = numbers[-1]
+            about.append(logprobs_of(numbers[-1]))
+            of_prompts.append(_stack([logprobs_of(number) for number in numbers]))
             if row.samples:
-                tokens[index] = next_token(cells, row.seed)
+                tokens[index] = cells.next_token(end - 1, row.seed)
                 finite[index] = not row.poisoned
                 self.last_token[row.slot] = tokens[index]
         of_prompts = [p if row.wants_prompt_logprobs else None for p, row in zip(of_prompts, rows, strict=True)]
