@@ -247,6 +247,7 @@ def _shapes(config: Config, model: Model, buckets: Buckets, num_pages: int) -> S
         mixed_tokens=largest_mixed if config.enable_chunked_prefill else 0,
         max_model_len=model.max_model_len,
         vocab_size=model.arch.vocab_size,
+        rope_switch=model.arch.rope_switch,
     )
 
 
@@ -283,6 +284,7 @@ def _limits(config: Config, model: Model, num_pages: int) -> Limits:
         prefix_caching=config.enable_prefix_cache_hbm,
         prefix_unit=config.prefill_len_padding,
         reach=_reach(model),
+        rope_switch=model.arch.rope_switch,
     )
 
 

@@ -19,6 +19,7 @@ class Limits:
     prefix_caching: bool = False
     prefix_unit: int = 1  # prefix hits are reported in multiples of it
     reach: int | None = None  # how many of the last tokens, itself among them, a token sees in any layer; None: all
+    rope_switch: int | None = None  # tokens above which a sequence is rotated otherwise; None: never
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "max_model_len", "block_size", "max_running", "max_prefills", "prefix_unit"):

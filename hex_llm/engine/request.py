@@ -72,6 +72,12 @@ class Request:
             return 0
         return len(self.prompt) + len(self.output) + self.num_in_flight - self.num_computed
 
+    def is_long(self, rope_switch: int | None) -> bool:
+        """Whether all its tokens are above a rope's switch, because the prompt is. Where not, those are whose position
+        is: an output does not change how the prompt was computed.
+        """
+        return rope_switch is not None and len(self.prompt) > rope_switch
+
     def tokens(self, start: int, stop: int) -> list[int]:
         """The known tokens from `start` to `stop`."""
         prompt = len(self.prompt)

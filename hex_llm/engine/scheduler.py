@@ -223,7 +223,10 @@ class Scheduler:
         """The keys under which a request may find blocks: never that of the last token, whose logits are wanted."""
         if not self.limits.prefix_caching or request.sampling.prompt_logprobs is not None:
             return []
-        return extend_keys(request, (request.num_known - 1) // self.limits.block_size, self.limits.block_size)
+        return self._keys(request, (request.num_known - 1) // self.limits.block_size)
+
+    def _keys(self, request: Request, count: int) -> list[bytes]:
+        return extend_keys(request, count, self.limits.block_size, rope_switch=self.limits.rope_switch)
 
     def _take(
         self, plan: _Plan, request: Request, length: int, pending: int, *, fresh: bool, num_old_blocks: int
@@ -262,7 +265,7 @@ class Scheduler:
         request, size = piece.request, self.limits.block_size
         first, end = piece.start // size, (piece.start + piece.length) // size
         if first < end:
-            keys = extend_keys(request, end, size)
+            keys = self._keys(request, end)
             for index in range(first, end):
                 self.pool.remember(request.blocks[index], keys[index])
 

@@ -28,6 +28,11 @@ class Arch:
     window: int | None = None  # how many of the last tokens a token sees; None: all
 
     @property
+    def rope_switch(self) -> int | None:
+        """How many tokens a sequence may have before its rope changes; None: it never does."""
+        return None
+
+    @property
     def sizes(self) -> dict[str, int]:
         """The size of each dimension that a weight can have."""
         return {

@@ -1,9 +1,9 @@
 """A runner whose answers can be checked without a model.
 
 Its cache holds a number per token where a model's holds keys and values. The number of a token depends on the token,
-the adapter and the numbers of the tokens before that it sees, read back through the page table as attention would; the
-next token is a digest of all the numbers that the last one sees. A lost, shared or stale block therefore changes the
-output, and any schedule that is right gives the very same output as any other.
+the adapter, whether it is above the rope's switch, and the numbers of the tokens before that it sees, read back through
+the page table as attention would; the next token is a digest of all the numbers that the last one sees. A lost, shared
+or stale block therefore changes the output, and any schedule that is right gives the very same output as any other.
 
 Like the device it runs behind: what a step needs is taken from the requests when it is dispatched, and with
 `lazy=True` nothing is computed before a step is read. Memory that a step under way may still touch is guarded.
@@ -28,24 +28,28 @@ VOCAB = 40
 TOP = 3
 
 
-class Cells:
-    """The numbers of a sequence's tokens, as far as they are known. A token sees the last `reach`, itself too."""
+@dataclass(frozen=True)
+class Model:
+    """A token sees the last `reach`, itself too. It is long where it, or the prompt, is above the switch."""
 
-    def __init__(self, reach: int | None, size: int):
-        self.reach, self.numbers = reach, np.full(size, -1, np.int64)
+    reach: int | None = None
+    rope_switch: int | None = None
 
-    def compute(self, position: int, token: int, adapter: str) -> int:
-        """The number of a token, from those before."""
-        seen = self.numbers[self._first(position) : position]
-        self.numbers[position] = zlib.crc32(seen.tobytes(), zlib.crc32(f"{adapter} {token}".encode())) & 0x7FFFFFFF
-        return int(self.numbers[position])
+    def number(self, numbers: np.ndarray, position: int, token: int, adapter: str, num_prompt: int) -> int:
+        """What the cache holds for a token, given what it holds for those before."""
+        long = self.rope_switch is not None and max(num_prompt, position + 1) > self.rope_switch
+        seen = numbers[self.first(position) : position]
+        return zlib.crc32(seen.tobytes(), zlib.crc32(f"{adapter} {long} {token}".encode())) & 0x7FFFFFFF
 
-    def next_token(self, position: int, seed: int) -> int:
+    def next_token(self, numbers: np.ndarray, position: int, seed: int) -> int:
         """The token that follows the one at a position."""
-        return zlib.crc32(self.numbers[self._first(position) : position + 1].tobytes(), seed) % VOCAB
+        return zlib.crc32(numbers[self.first(position) : position + 1].tobytes(), seed) % VOCAB
 
-    def _first(self, position: int) -> int:
+    def first(self, position: int) -> int:
         return 0 if self.reach is None else max(position + 1 - self.reach, 0)
+
+
+PLAIN = Model()
 
 
 def logprobs_of(number: int) -> TokenLogprobs:
@@ -54,24 +58,25 @@ def logprobs_of(number: int) -> TokenLogprobs:
     return TokenLogprobs(-float(number % 89), number % 7 + 1, top)
 
 
-def alone(request: Request, reach: int | None = None) -> list[int]:
+def alone(request: Request, model: Model = PLAIN) -> list[int]:
     """The output of a request that has the device to itself, and never meets a scheduler."""
-    cells = Cells(reach, len(request.prompt) + request.max_output)
-    for position, token in enumerate(request.prompt):
-        cells.compute(position, token, request.adapter)
-    position = len(request.prompt) - 1
-    output = [cells.next_token(position, request.seed)]
-    while len(output) < request.max_output and output[-1] not in request.stop_ids:
-        position += 1
-        cells.compute(position, output[-1], request.adapter)
-        output.append(cells.next_token(position, request.seed))
-    return output
+    numbers, num_prompt = np.zeros(len(request.prompt) + request.max_output, np.int64), len(request.prompt)
+    tokens = list(request.prompt)
+    for position in range(len(numbers) - 1):
+        numbers[position] = model.number(numbers, position, tokens[position], request.adapter, num_prompt)
+        if position >= num_prompt - 1:
+            tokens.append(model.next_token(numbers, position, request.seed))
+            if tokens[-1] in request.stop_ids:
+                break
+    return tokens[num_prompt:]
 
 
-def logprobs_alone(request: Request, tokens: Sequence[int], reach: int | None = None) -> list[TokenLogprobs]:
+def logprobs_alone(request: Request, tokens: Sequence[int], model: Model = PLAIN) -> list[TokenLogprobs]:
     """What is said of each of `tokens` but the first."""
-    cells = Cells(reach, len(tokens))
-    return [logprobs_of(cells.compute(position, token, request.adapter)) for position, token in enumerate(tokens[:-1])]
+    numbers = np.zeros(len(tokens), np.int64)
+    for position, token in enumerate(tokens[:-1]):
+        numbers[position] = model.number(numbers, position, token, request.adapter, len(request.prompt))
+    return [logprobs_of(int(number)) for number in numbers[:-1]]
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,7 @@ class Row:
     slot: int
     seed: int
     adapter: str
+    num_prompt: int
     fresh: bool
     start: int
     tokens: list[int]
@@ -110,6 +116,7 @@ class FakeStep:
 class FakeRunner:
     def __init__(self, limits: Limits, *, lazy: bool = True):
         self.limits = limits
+        self.model = Model(limits.reach, limits.rope_switch)
         self.lazy = lazy
         self.unread: list[FakeStep] = []
         self.steps: list[list[tuple[str, int, int]]] = []  # (request, start, length) of all there ever were
@@ -139,6 +146,7 @@ class FakeRunner:
                     slot=request.slot,
                     seed=request.seed,
                     adapter=request.adapter,
+                    num_prompt=len(request.prompt),
                     fresh=piece.fresh,
                     start=piece.start,
                     tokens=request.tokens(piece.start, end),
@@ -203,16 +211,14 @@ class FakeRunner:
             table[row.num_old_blocks : row.num_old_blocks + len(row.new_blocks)] = row.new_blocks
             inputs = row.tokens or [int(self.last_token[row.slot])]
             end = row.start + row.length
-            cells = Cells(self.limits.reach, 0)
-            cells.numbers = self.cache[table[: -(-end // size)]].reshape(-1)
-            numbers = []
+            cells = self.cache[table[: -(-end // size)]].reshape(-1)[:end]
             for position, token in enumerate(inputs, row.start):
-                numbers.append(cells.compute(position, token, row.adapter))
-                self.cache[table[position // size], position % size] = numbers[-1]
-            about.append(logprobs_of(numbers[-1]))
-            of_prompts.append(_stack([logprobs_of(number) for number in numbers]))
+                cells[position] = self.model.number(cells, position, token, row.adapter, row.num_prompt)
+                self.cache[table[position // size], position % size] = cells[position]
+            about.append(logprobs_of(int(cells[-1])))
+            of_prompts.append(_stack([logprobs_of(int(c)) for c in cells[row.start :]]))
             if row.samples:
-                tokens[index] = cells.next_token(end - 1, row.seed)
+                tokens[index] = self.model.next_token(cells, end - 1, row.seed)
                 finite[index] = not row.poisoned
                 self.last_token[row.slot] = tokens[index]
         of_prompts = [p if row.wants_prompt_logprobs else None for p, row in zip(of_prompts, rows, strict=True)]

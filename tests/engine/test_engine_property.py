@@ -35,6 +35,7 @@ def random_engine(rng: random.Random, longest: int):
         prefix_caching=rng.random() < 0.6,
         prefix_unit=block_size * rng.choice([1, 2]),
         reach=reach,
+        rope_switch=rng.choice([None, None, 4, 16, 30]),
     )
 
 
@@ -113,7 +114,7 @@ def test_every_schedule_gives_the_same_output(setting):
     assert not engine.has_work
 
     for request in requests:
-        expected, told = alone(request, engine.limits.reach), outputs[request.id]
+        expected, told = alone(request, runner.model), outputs[request.id]
         tokens = [token for output in told for token in output.tokens]
         if request.id in aborted:
             assert tokens == expected[: len(tokens)]
@@ -121,11 +122,11 @@ def test_every_schedule_gives_the_same_output(setting):
             assert tokens == expected
             reason = FinishReason.STOP if expected[-1] in request.stop_ids else FinishReason.LENGTH
             assert [output.finish_reason for output in told] == [None] * (len(told) - 1) + [reason]
-        check_logprobs(request, told, tokens, engine.limits.reach)
+        check_logprobs(request, told, tokens, runner.model)
 
 
-def check_logprobs(request, told, tokens, reach):
-    expected = logprobs_alone(request, [*request.prompt, *tokens], reach)
+def check_logprobs(request, told, tokens, model):
+    expected = logprobs_alone(request, [*request.prompt, *tokens], model)
     of_prompt, of_output = expected[: len(request.prompt) - 1], expected[len(request.prompt) - 1 :]
     if (count := request.sampling.logprobs) is None:
         assert all(output.logprobs is None for output in told)

@@ -7,7 +7,7 @@ from hex_llm.engine.admission import resolve_max_output
 from hex_llm.engine.limits import most_blocks
 from hex_llm.engine.scheduler import Scheduler
 from hex_llm.engine.step import StepResult
-from tests.engine.fakes import alone, drain, make_engine, make_limits, make_request, outputs_of, run
+from tests.engine.fakes import Model, alone, drain, make_engine, make_limits, make_request, outputs_of, run
 
 
 def peak(engine, *requests):
@@ -32,7 +32,7 @@ def test_memory_stays_within_the_window_and_a_step_however_long_the_prompt(chunk
     most, outputs = peak(engine, request)
     # What a step sees, and what the steps under way have moved past.
     assert most <= engine.limits.most_blocks + max_in_flight * 32 / 4
-    assert outputs_of(outputs, request) == alone(request, reach=10)
+    assert outputs_of(outputs, request) == alone(request, Model(reach=10))
 
 
 def test_an_output_needs_no_more_than_the_window():
@@ -64,7 +64,7 @@ def test_the_shortest_memory_serves_a_request_longer_than_it_and_nothing_less_do
     engine, _ = make_engine(num_blocks=shortest, **limits)
     request = make_request([i % 40 for i in range(200)], 100)
     outputs = run(engine, request)
-    assert outputs_of(outputs, request) == alone(request, reach=10)
+    assert outputs_of(outputs, request) == alone(request, Model(reach=10))
     assert engine.stats().total_preemptions == 0
     assert resolve_max_output(200, None, make_limits(num_blocks=shortest, **limits)) == 200
     smaller = make_limits(num_blocks=shortest - 1, **limits)
@@ -92,7 +92,7 @@ def test_nobody_is_started_while_a_prompt_waits_for_memory():
     first_of_short = next(n for n, step in enumerate(runner.steps) for id, _, _ in step if id == short.id)
     last_of_prompt = next(n for n, step in enumerate(runner.steps) for id, start, _ in step if start + 16 >= 80)
     assert first_of_short >= last_of_prompt
-    assert outputs_of(outputs, short) == alone(short, reach=9)
+    assert outputs_of(outputs, short) == alone(short, Model(reach=9))
 
 
 def test_what_was_given_back_is_found_until_its_memory_is_wanted():
@@ -104,7 +104,7 @@ def test_what_was_given_back_is_found_until_its_memory_is_wanted():
     outputs = run(engine, again, shorter)
     assert (again.num_cached, shorter.num_cached) == (56, 28)
     assert runner.num_tokens - computed == 4 + 2
-    assert outputs_of(outputs, shorter) == alone(shorter, reach=5)
+    assert outputs_of(outputs, shorter) == alone(shorter, Model(reach=5))
 
 
 def test_blocks_that_were_given_back_before_their_step_was_read_are_offered_too():
@@ -126,7 +126,7 @@ def test_a_prefix_is_found_where_only_the_blocks_within_reach_are_left():
     outputs = run(engine, again)
     assert again.num_cached == 56
     assert runner.num_tokens - computed == 4 + 3
-    assert outputs_of(outputs, again) == alone(again, reach=6)
+    assert outputs_of(outputs, again) == alone(again, Model(reach=6))
     start = make_request(prompt[:9], 1)
     run(engine, start)
     assert start.num_cached == 0  # its blocks were those whose place was taken
@@ -142,7 +142,7 @@ def test_a_preempted_request_goes_on_from_what_is_within_reach(max_in_flight):
     engine._scheduler._preempt(request)
     engine.check()
     outputs += drain(engine)
-    assert outputs_of(outputs, request) == alone(request, reach=9)
+    assert outputs_of(outputs, request) == alone(request, Model(reach=9))
     (_, first, _), (_, again, _) = (piece for step in runner.steps for piece in step if piece[2] > 1)
     assert (first, again >= 40) == (0, True)
 
@@ -158,7 +158,7 @@ def test_a_request_that_has_given_blocks_back_can_be_aborted_after_any_step(step
     engine.abort(victim.id)
     engine.check()
     outputs += drain(engine)
-    assert outputs_of(outputs, other) == alone(other, reach=5)
+    assert outputs_of(outputs, other) == alone(other, Model(reach=5))
 
 
 def test_a_window_as_wide_as_the_context_frees_nothing():
