@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from hex_llm.config import DEFAULT_DECODE_PADDING, Config
 from hex_llm.engine.engine import Engine
-from hex_llm.engine.limits import Limits
+from hex_llm.engine.limits import Limits, most_blocks
 from hex_llm.kernels.window import Window
 from hex_llm.loader.config_json import ModelConfig, read_config
 from hex_llm.loader.model_checkpoint import open_model
@@ -121,7 +121,7 @@ def build_runner(config: Config, model: Model, report: Report = _tell_nobody) ->
         _size(needs.weights),
         limits.kv_tokens,
         limits.num_blocks * needs.block / 2**30,
-        limits.kv_tokens / model.max_model_len,
+        (limits.num_blocks - 1) / limits.most_blocks,
         model.max_model_len,
     )
     return runner, limits
@@ -155,6 +155,7 @@ def _plan(
             Share(config.hbm_utilization_factor, config.gpu_memory_utilization),
             max_model_len=model.max_model_len,
             block_size=config.block_size,
+            least_blocks=_sequence_blocks(config, model),
             most_blocks=_usable_blocks(config, model),
             num_blocks=config.num_blocks,
         )
@@ -248,6 +249,7 @@ def _shapes(config: Config, model: Model, buckets: Buckets, num_pages: int) -> S
         mixed_tokens=largest_mixed if config.enable_chunked_prefill else 0,
         max_model_len=model.max_model_len,
         vocab_size=model.arch.vocab_size,
+        rope_switch=model.arch.rope_switch,
     )
 
 
@@ -255,7 +257,18 @@ def _usable_blocks(config: Config, model: Model) -> int | None:
     """Without a prefix cache, no more blocks than those of all sequences that can run have a use."""
     if config.enable_prefix_cache_hbm:
         return None
-    return config.max_decode_seqs * -(-model.max_model_len // config.block_size)
+    return config.max_decode_seqs * _sequence_blocks(config, model)
+
+
+def _sequence_blocks(config: Config, model: Model) -> int:
+    step_tokens, _ = _step_tokens(config, model)
+    return most_blocks(model.max_model_len, config.block_size, reach=_reach(model), step_tokens=step_tokens)
+
+
+def _reach(model: Model) -> int | None:
+    """How many of the last tokens a token sees in any layer; None where that can be all."""
+    reach = model.arch.reach
+    return None if reach is None or reach >= model.max_model_len else max(reach, 2)
 
 
 def _limits(config: Config, model: Model, num_pages: int) -> Limits:
@@ -272,6 +285,8 @@ def _limits(config: Config, model: Model, num_pages: int) -> Limits:
         chunked=config.enable_chunked_prefill,
         prefix_caching=config.enable_prefix_cache_hbm,
         prefix_unit=config.prefill_len_padding,
+        reach=_reach(model),
+        rope_switch=model.arch.rope_switch,
     )
 
 

@@ -87,7 +87,7 @@ def resolve_max_output(num_prompt: int, max_tokens: int | None, limits: Limits) 
     if not num_prompt:
         raise RequestError("The prompt is empty; it must have at least one token.", param="prompt")
     context = f"the context is {limits.max_model_len} tokens"
-    if limits.kv_tokens < limits.max_model_len:
+    if limits.context < limits.max_model_len:
         context = (
             f"the KV cache of {limits.num_blocks - 1} blocks of {limits.block_size} tokens "
             f"holds {limits.kv_tokens} tokens"

@@ -23,19 +23,22 @@ from hex_llm.engine.request import Request
 BlockKey = bytes
 
 
-def extend_keys(request: Request, count: int, block_size: int) -> list[BlockKey]:
+def extend_keys(request: Request, count: int, block_size: int, *, rope_switch: int | None = None) -> list[BlockKey]:
     """The keys of the first `count` blocks of a request, all of them full; each is computed once."""
     keys = request.keys
     while len(keys) < count:
         start = len(keys) * block_size
         tokens = array("i", request.tokens(start, start + block_size))
-        keys.append(hashlib.sha256((keys[-1] if keys else _root(request)) + tokens.tobytes()).digest())
+        keys.append(hashlib.sha256((keys[-1] if keys else _root(request, rope_switch)) + tokens.tobytes()).digest())
     return keys[:count]
 
 
-def _root(request: Request) -> BlockKey:
-    """Keeps apart what must not be shared: equal tokens have other keys and values under another adapter."""
-    return hashlib.sha256(repr((request.cache_salt, request.adapter)).encode()).digest()
+def _root(request: Request, rope_switch: int | None) -> BlockKey:
+    """Keeps apart what must not be shared: equal tokens have other keys and values under another adapter, and in a
+    prompt above the rope's switch.
+    """
+    origin = (request.cache_salt, request.adapter, request.is_long(rope_switch))
+    return hashlib.sha256(repr(origin).encode()).digest()
 
 
 class BlockPool:
@@ -74,21 +77,31 @@ class BlockPool:
             self._references[block] = 1
         return blocks
 
-    def acquire(self, keys: Sequence[BlockKey], count: int, *, spare: int) -> tuple[list[int], int] | None:
-        """`count` blocks, of which the first hold the longest prefix of `keys` that is remembered, and how many
-        do. Nothing happens, and None comes back, where that would leave fewer than `spare` blocks free.
+    def find(self, keys: Sequence[BlockKey], reach: int | None = None) -> list[int]:
+        """The blocks of the longest prefix of `keys` that can be gone on from, which nobody owns by that yet.
+
+        Where a token sees into no more than `reach` blocks before its own, the prefix's last so many have to be
+        there, and 0 stands for those before.
         """
-        if count - len(keys) + spare > len(self._free):
+        start = end = len(keys)  # those between have been found
+        while start > (0 if reach is None else max(end - reach, 0)):
+            start -= 1
+            if keys[start] not in self._block:
+                end = start
+        return [0] * start + [self._block[key] for key in keys[start:end]]
+
+    def acquire(self, found: Sequence[int], count: int, *, spare: int) -> list[int] | None:
+        """What `find` has just found, and `count` blocks beside. Nothing happens, and None comes back, where that
+        would leave fewer than `spare` blocks free.
+        """
+        adopted = [block for block in found if block]
+        if count + spare > len(self._free) - sum(block in self._free for block in adopted):
             return None
-        found = self._lookup(keys)
-        num_free = len(self._free) - sum(block in self._free for block in found)
-        if count - len(found) + spare > num_free:
-            return None
-        for block in found:
+        for block in adopted:
             self._references[block] += 1
             self._free.pop(block, None)
             self._retired.pop(block, None)
-        return found + self.allocate(count - len(found)), len(found)
+        return [*found, *self.allocate(count)]
 
     def release(self, blocks: Sequence[int], after: int) -> None:
         """Drops a reference to each. What nobody refers to any more is free once step `after` has been read.
@@ -127,14 +140,6 @@ class BlockPool:
         assert sorted(places) == list(range(1, self.num_blocks + 1)), "a block is lost, or in two states"
         assert list(self._retired.values()) == sorted(self._retired.values()), "blocks retired out of order"
         assert {b: k for b, k in enumerate(self._key) if k} == {b: k for k, b in self._block.items()}
-
-    def _lookup(self, keys: Sequence[BlockKey]) -> list[int]:
-        found = []
-        for key in keys:
-            if (block := self._block.get(key)) is None:
-                break
-            found.append(block)
-        return found
 
     def _forget(self, block: int) -> None:
         if (key := self._key[block]) is not None:

@@ -18,11 +18,15 @@ class Limits:
     chunked: bool = False  # a step may both prefill and decode
     prefix_caching: bool = False
     prefix_unit: int = 1  # prefix hits are reported in multiples of it
+    reach: int | None = None  # how many of the last tokens, itself among them, a token sees in any layer; None: all
+    rope_switch: int | None = None  # tokens above which a sequence is rotated otherwise; None: never
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "max_model_len", "block_size", "max_running", "max_prefills", "prefix_unit"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
+        if self.reach is not None and self.reach < 2:  # or a prefix would count as found that nobody has computed
+            raise ConfigError(f"reach={self.reach} must be at least 2.")
         if self.num_blocks < 2:
             raise ConfigError(f"num_blocks={self.num_blocks} must be at least 2: block 0 is never given out.")
         # So that every running request moves on in every step, a prefill by one token at least.
@@ -43,4 +47,27 @@ class Limits:
     @property
     def context(self) -> int:
         """The most tokens a request can have."""
-        return min(self.max_model_len, self.kv_tokens)
+        return self.max_model_len if self.most_blocks < self.num_blocks else min(self.max_model_len, self.kv_tokens)
+
+    @property
+    def most_blocks(self) -> int:
+        """The most blocks that a request needs at once."""
+        return most_blocks(self.max_model_len, self.block_size, reach=self.reach, step_tokens=self.step_tokens)
+
+    @property
+    def reach_blocks(self) -> int | None:
+        """How many full blocks the first token after them sees into; None: all there are."""
+        return None if self.reach is None else -(-(self.reach - 1) // self.block_size)
+
+    def first_block(self, position: int) -> int:
+        """The first block that a token at `position` sees into; so those after it see none before."""
+        return 0 if self.reach is None else max(position - (self.reach - 1), 0) // self.block_size
+
+
+def most_blocks(max_model_len: int, block_size: int, *, reach: int | None, step_tokens: int) -> int:
+    """The blocks of the longest request; of one that gives back what is out of reach, of what a step's tokens see."""
+    whole = -(-max_model_len // block_size)
+    if reach is None:
+        return whole
+    seen = reach - 1 + step_tokens
+    return min(whole, (seen - 1 + block_size - 1) // block_size + 1)  # where they begin at a block's last token

@@ -27,10 +27,10 @@ class TokenLogprobs(NamedTuple):
 class Request:
     """One sequence being generated.
 
-    `num_computed` counts the tokens whose keys and values are in `blocks`, or will be when the steps under
-    way have run. It runs behind `num_tokens`, and a step closes some of the gap: a prompt is a wide gap, a
-    decode a gap of one. There is no other phase or state. `num_in_flight` tokens were sampled on the device
-    and not read yet: they count, but their values are known to the device alone.
+    `num_computed` counts the tokens whose keys and values are in `blocks` (or were, until nothing could see them any
+    more), or will be when the steps under way have run. It runs behind `num_tokens`, and a step closes some of the
+    gap: a prompt is a wide gap, a decode a gap of one. There is no other phase or state. `num_in_flight` tokens were
+    sampled on the device and not read yet: they count, but their values are known to the device alone.
     """
 
     id: str
@@ -47,6 +47,7 @@ class Request:
     num_computed: int = 0
     num_in_flight: int = 0
     blocks: list[int] = field(default_factory=list)
+    num_freed: int = 0  # of its first blocks: no token still to be planned sees them, and they are no longer its own
     slot: int = -1  # its row of the device's state, while it runs
     num_cached: int = 0  # tokens of the prompt found in the prefix cache, as reported
     num_preemptions: int = 0
@@ -70,6 +71,12 @@ class Request:
         if len(self.output) + self.num_in_flight >= self.max_output:
             return 0
         return len(self.prompt) + len(self.output) + self.num_in_flight - self.num_computed
+
+    def is_long(self, rope_switch: int | None) -> bool:
+        """Whether all its tokens are above a rope's switch, because the prompt is. Where not, those are whose position
+        is: an output does not change how the prompt was computed.
+        """
+        return rope_switch is not None and len(self.prompt) > rope_switch
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """The known tokens from `start` to `stop`."""

@@ -5,6 +5,9 @@ before it has been read, so `schedule` counts a slice as computed at once, and `
 
 First come, first served: whatever runs came before whatever waits. Memory that runs out is taken from the youngest,
 which starts again later with its output kept; the oldest never gives way, so there is always progress.
+
+Where no layer sees further back than `Limits.reach` tokens, a request gives back what is out of reach as it goes on,
+and never has more than `Limits.most_blocks`, however long it gets.
 """
 
 from collections import OrderedDict
@@ -67,6 +70,10 @@ class Scheduler:
         Not chunked, a step only decodes when there is nothing to prefill.
         """
         running = list(self.running.values())
+        if self.limits.reach is not None:
+            for request in running:
+                self._give_back(request)
+            self.pool.reclaim(self._num_read)
         plan = _Plan(tokens=self._step_tokens(running), prefills=self.limits.max_prefills)
         if self.limits.chunked:
             self._advance(plan, running)
@@ -75,7 +82,7 @@ class Scheduler:
             self._advance(plan, [request for request in running if request.num_pending > 1])
             self._admit(plan)
             if not plan.slices:
-                self._advance(plan, running)
+                self._advance(plan, [request for request in running if request.num_pending == 1])
         if plan.prefills < self.limits.max_prefills:
             plan.slices.sort(key=lambda s: (s.length > 1, s.fresh))
         if plan.slices:
@@ -122,11 +129,14 @@ class Scheduler:
 
     def check(self) -> None:
         """Asserts that no block and no slot is lost or shared by mistake."""
-        self.pool.check(request.blocks for request in self.running.values())
+        self.pool.check(request.blocks[request.num_freed :] for request in self.running.values())
+        for request in self.running.values():
+            assert request.num_freed <= self.limits.first_block(request.num_computed), "a block was freed too early"
+            assert len(request.blocks) - request.num_freed <= self.limits.most_blocks, "a request has too many blocks"
         slots = [*self._slots, *(request.slot for request in self.running.values())]
         assert sorted(slots) == list(range(self.limits.max_running)), "a slot is lost, or given twice"
         for request in self.waiting.values():
-            assert (request.slot, request.blocks, request.num_computed) == (-1, [], 0)
+            assert (request.slot, request.blocks, request.num_freed, request.num_computed) == (-1, [], 0, 0)
         assert not any(request.num_pending > 1 for request in list(self.running.values())[:-1])
 
     def _step_tokens(self, running: Sequence[Request]) -> int:
@@ -168,27 +178,38 @@ class Scheduler:
         request.blocks += self.pool.allocate(need)
         return True
 
-    def _admit(self, plan: _Plan) -> None:
-        """Starts waiting requests, oldest first, with blocks for all they have to compute.
+    def _give_back(self, request: Request) -> None:
+        """Takes the blocks back that only steps under way can still look at."""
+        first = self.limits.first_block(request.num_computed)
+        if first > request.num_freed:
+            self.pool.release(request.blocks[request.num_freed : first], after=self._num_scheduled)
+            request.num_freed = first
 
-        Where a running request sits the step out no block is free, so nobody is started in its stead.
+    def _admit(self, plan: _Plan) -> None:
+        """Starts waiting requests, oldest first, with blocks for all they have to compute, or as many as they will
+        ever need at once: from then on what they give back makes up for what they gain.
+
+        Where a running request sits the step out, nobody is started in its stead.
         """
-        while self.waiting and self._slots and plan.prefills and plan.tokens:
+        while self.waiting and self._slots and plan.prefills and plan.tokens and not plan.promised:
             request = next(iter(self.waiting.values()))
             if request.last_step > self._num_read:  # a token it was preempted without is still to come
                 break
-            keys = self._usable_keys(request)
-            count = -(-request.num_tokens // self.limits.block_size)
+            if self.pool.num_free <= len(self.running):  # as `acquire` would find, but for a long prompt late
+                break
+            found = self.pool.find(self._usable_keys(request), self.limits.reach_blocks)
+            num_freed = found.count(0)
+            count = min(-(-request.num_tokens // self.limits.block_size), num_freed + self.limits.most_blocks)
             # A block to grow into for each running request. Progress rests on it: where prefills go first, one that
             # gave way would otherwise take the very block back that it gave way for, again and again.
-            acquired = self.pool.acquire(keys, count, spare=len(self.running))
-            if acquired is None:
+            blocks = self.pool.acquire(found, count - len(found), spare=len(self.running))
+            if blocks is None:
                 break
             del self.waiting[request.id]
             self.running[request.id] = request
             request.slot = self._slots.pop()
-            request.blocks, num_found = acquired
-            request.num_computed = num_found * self.limits.block_size
+            request.blocks, request.num_freed = blocks, num_freed
+            request.num_computed = len(found) * self.limits.block_size
             if not request.num_preemptions:
                 self._begun.append(request.id)
             if self.limits.prefix_caching and not request.num_preemptions:
@@ -202,7 +223,10 @@ class Scheduler:
         """The keys under which a request may find blocks: never that of the last token, whose logits are wanted."""
         if not self.limits.prefix_caching or request.sampling.prompt_logprobs is not None:
             return []
-        return extend_keys(request, (request.num_known - 1) // self.limits.block_size, self.limits.block_size)
+        return self._keys(request, (request.num_known - 1) // self.limits.block_size)
+
+    def _keys(self, request: Request, count: int) -> list[bytes]:
+        return extend_keys(request, count, self.limits.block_size, rope_switch=self.limits.rope_switch)
 
     def _take(
         self, plan: _Plan, request: Request, length: int, pending: int, *, fresh: bool, num_old_blocks: int
@@ -230,16 +254,18 @@ class Scheduler:
         del self.running[request.id]
         self._slots.append(request.slot)
         request.slot = -1
-        self.pool.release(request.blocks, after=self._num_scheduled)
+        self.pool.release(request.blocks[request.num_freed :], after=self._num_scheduled)
         self.pool.reclaim(self._num_read)
-        request.blocks = []
+        request.blocks, request.num_freed = [], 0
 
     def _remember(self, piece: Slice) -> None:
-        """Offers the blocks that a slice has filled to later requests."""
+        """Offers the blocks that a slice has filled to later requests; also those given back since it was planned,
+        which nobody gets before it has been read.
+        """
         request, size = piece.request, self.limits.block_size
         first, end = piece.start // size, (piece.start + piece.length) // size
         if first < end:
-            keys = extend_keys(request, end, size)
+            keys = self._keys(request, end)
             for index in range(first, end):
                 self.pool.remember(request.blocks[index], keys[index])
 

@@ -55,6 +55,11 @@ class Arch:
         return tuple(dict.fromkeys(kind.window for kind in self.kinds))
 
     @property
+    def reach(self) -> int | None:
+        """The most of the last tokens that a token sees in any layer; None: in some it sees all."""
+        return None if None in self.windows else max(window.size for window in self.windows if window is not None)
+
+    @property
     def ropes(self) -> tuple[Rope, ...]:
         """Those that occur."""
         return tuple(dict.fromkeys(kind.rope for kind in self.kinds if kind.rope is not None))

@@ -9,7 +9,7 @@ from hex_llm.kernels.batch import Batch
 from hex_llm.models import decoder
 from hex_llm.models.arch import Arch
 from hex_llm.pytree import pytree
-from hex_llm.runner.layout import COLUMNS, Layout
+from hex_llm.runner.layout import COLUMNS, LONG, Layout
 from hex_llm.runner.state import Slots
 
 
@@ -43,11 +43,11 @@ def _update_page_table(page_table: Array, fields: dict[str, Array]) -> Array:
 
 def _batch(fields: dict[str, Array], slots: Slots, layout: Layout) -> tuple[Batch, Array]:
     """The batch, and for each sequence the place of its last token."""
-    bucket, page_size = layout.bucket, layout.shapes.page_size
+    bucket, page_size, switch = layout.bucket, layout.shapes.page_size, layout.shapes.rope_switch
     tokens = fields["tokens"]
     tokens = jnp.where(tokens < 0, slots.last_token[-1 - jnp.minimum(tokens, -1)], tokens)
     place = jnp.arange(bucket.tokens, dtype=jnp.int32)
-    slot, kv_len = (fields["rows"][: bucket.seqs, COLUMNS.index(name)] for name in ("slot", "kv_len"))
+    slot, kv_len, flags = (fields["rows"][: bucket.seqs, COLUMNS.index(name)] for name in ("slot", "kv_len", "flags"))
     table = slots.page_table[slot]
     if bucket.decode:
         cu_q, owner, last = None, place, place
@@ -70,5 +70,6 @@ def _batch(fields: dict[str, Array], slots: Slots, layout: Layout) -> tuple[Batc
         page_table=table,
         num_decode=fields["counts"][0] if bucket.decode or bucket.tokens <= layout.shapes.mixed_tokens else None,
         num_seqs=fields["counts"][1],
+        long=None if switch is None else (flags[owner] & LONG > 0) | (positions >= switch),
     )
     return batch, last

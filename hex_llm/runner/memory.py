@@ -54,11 +54,13 @@ def plan_blocks(
     *,
     max_model_len: int,
     block_size: int,
+    least_blocks: int | None = None,
     most_blocks: int | None = None,
     num_blocks: int | None = None,
 ) -> int:
     """The number of KV blocks, the null block included. Fails, before anything is allocated, where they do not fit.
 
+    `least_blocks` is what the longest sequence needs, where that is not a block for every `block_size` of its tokens;
     `most_blocks` is what could be used at all; `num_blocks` is taken as it is.
     """
     fixed = needs.weights + needs.state + needs.temporaries
@@ -71,7 +73,7 @@ def plan_blocks(
             )
         return num_blocks + 1
     wanted = room * share.of_free if share.of_total is None else room - memory.total * (1 - share.of_total)
-    least = -(-max_model_len // block_size) + 1
+    least = (least_blocks or -(-max_model_len // block_size)) + 1
     if memory.kv_limit is not None:
         wanted = min(wanted, max(memory.kv_limit, min(least * needs.block, memory.total // 2)))
     blocks = int(max(wanted, 0) // needs.block)

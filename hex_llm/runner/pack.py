@@ -8,7 +8,7 @@ import numpy as np
 from hex_llm.engine.request import Request
 from hex_llm.engine.step import Slice
 from hex_llm.runner.buckets import Bucket, Buckets, Variant
-from hex_llm.runner.layout import COLUMNS, FLOAT_COLUMNS, HAS_RULES, SAMPLES, SAMPLING_COLUMNS, Layout, Shapes
+from hex_llm.runner.layout import COLUMNS, FLOAT_COLUMNS, HAS_RULES, LONG, SAMPLES, SAMPLING_COLUMNS, Layout, Shapes
 from hex_llm.runner.state import needed_variant
 
 _SLOT, _KV_LEN, _FLAGS = (COLUMNS.index(name) for name in ("slot", "kv_len", "flags"))
@@ -32,6 +32,7 @@ class Packer:
         self._layouts: dict[Bucket, Layout] = {}  # each works its fields out once
         self._sampling = np.zeros((shapes.num_slots, len(SAMPLING_COLUMNS)), np.int32)
         self._variant = np.zeros(shapes.num_slots, np.int32)
+        self._flags = np.zeros(shapes.num_slots, np.int32)  # but for SAMPLES, which a step decides
 
     def pack(self, step: Sequence[Slice]) -> PackedStep:
         """Slices of one token come first."""
@@ -50,7 +51,7 @@ class Packer:
         rows[:, _SLOT] = slots
         rows[:, _KV_LEN] = [piece.start + piece.length for piece in step]
         rows[:, _FLAGS] = [SAMPLES * piece.samples for piece in step]
-        rows[:, _FLAGS] |= np.where(self._variant[slots] >= Variant.RULED, HAS_RULES, 0)
+        rows[:, _FLAGS] |= self._flags[slots]
         rows[:, _SAMPLING] = self._sampling[slots]
         self._write_blocks(step, fields)
         if decode:
@@ -73,7 +74,10 @@ class Packer:
             sampling.frequency_penalty,
         )
         row[len(FLOAT_COLUMNS) :] = sampling.top_k, np.uint32(request.seed).view(np.int32)
-        self._variant[request.slot] = needed_variant(request)
+        variant = needed_variant(request)
+        self._variant[request.slot] = variant
+        rules, long = variant >= Variant.RULED, request.is_long(self._shapes.rope_switch)
+        self._flags[request.slot] = HAS_RULES * rules | LONG * long
 
     def _layout(self, bucket: Bucket) -> Layout:
         if bucket not in self._layouts:

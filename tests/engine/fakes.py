@@ -1,9 +1,9 @@
 """A runner whose answers can be checked without a model.
 
 Its cache holds a number per token where a model's holds keys and values. The number of a token depends on the token,
-the adapter and the number of the token before, read back through the page table as attention would; the next token
-is a digest of all the numbers read back. A lost, shared or stale block therefore changes the output, and any schedule
-that is right gives the very same output as any other.
+the adapter, whether it is above the rope's switch, and the numbers of the tokens before that it sees, read back through
+the page table as attention would; the next token is a digest of all the numbers that the last one sees. A lost, shared
+or stale block therefore changes the output, and any schedule that is right gives the very same output as any other.
 
 Like the device it runs behind: what a step needs is taken from the requests when it is dispatched, and with
 `lazy=True` nothing is computed before a step is read. Memory that a step under way may still touch is guarded.
@@ -28,13 +28,28 @@ VOCAB = 40
 TOP = 3
 
 
-def cell(before: int, token: int, adapter: str) -> int:
-    """What the cache holds for a token."""
-    return zlib.crc32(f"{adapter} {token}".encode(), before) & 0x7FFFFFFF
+@dataclass(frozen=True)
+class Model:
+    """A token sees the last `reach`, itself too. It is long where it, or the prompt, is above the switch."""
+
+    reach: int | None = None
+    rope_switch: int | None = None
+
+    def number(self, numbers: np.ndarray, position: int, token: int, adapter: str, num_prompt: int) -> int:
+        """What the cache holds for a token, given what it holds for those before."""
+        long = self.rope_switch is not None and max(num_prompt, position + 1) > self.rope_switch
+        seen = numbers[self.first(position) : position]
+        return zlib.crc32(seen.tobytes(), zlib.crc32(f"{adapter} {long} {token}".encode())) & 0x7FFFFFFF
+
+    def next_token(self, numbers: np.ndarray, position: int, seed: int) -> int:
+        """The token that follows the one at a position."""
+        return zlib.crc32(numbers[self.first(position) : position + 1].tobytes(), seed) % VOCAB
+
+    def first(self, position: int) -> int:
+        return 0 if self.reach is None else max(position + 1 - self.reach, 0)
 
 
-def next_token(cells: np.ndarray, seed: int) -> int:
-    return zlib.crc32(cells.tobytes(), seed) % VOCAB
+PLAIN = Model()
 
 
 def logprobs_of(number: int) -> TokenLogprobs:
@@ -43,26 +58,25 @@ def logprobs_of(number: int) -> TokenLogprobs:
     return TokenLogprobs(-float(number % 89), number % 7 + 1, top)
 
 
-def alone(request: Request) -> list[int]:
+def alone(request: Request, model: Model = PLAIN) -> list[int]:
     """The output of a request that has the device to itself, and never meets a scheduler."""
-    tokens, cells, before = list(request.prompt), [], 0
-    output: list[int] = []
-    while len(output) < request.max_output and not (output and output[-1] in request.stop_ids):
-        for token in tokens[len(cells) :]:
-            before = cell(before, token, request.adapter)
-            cells.append(before)
-        output.append(next_token(np.array(cells, np.int64), request.seed))
-        tokens.append(output[-1])
-    return output
+    numbers, num_prompt = np.zeros(len(request.prompt) + request.max_output, np.int64), len(request.prompt)
+    tokens = list(request.prompt)
+    for position in range(len(numbers) - 1):
+        numbers[position] = model.number(numbers, position, tokens[position], request.adapter, num_prompt)
+        if position >= num_prompt - 1:
+            tokens.append(model.next_token(numbers, position, request.seed))
+            if tokens[-1] in request.stop_ids:
+                break
+    return tokens[num_prompt:]
 
 
-def logprobs_alone(request: Request, tokens: Sequence[int]) -> list[TokenLogprobs]:
+def logprobs_alone(request: Request, tokens: Sequence[int], model: Model = PLAIN) -> list[TokenLogprobs]:
     """What is said of each of `tokens` but the first."""
-    numbers, before = [], 0
-    for token in tokens[:-1]:
-        before = cell(before, token, request.adapter)
-        numbers.append(before)
-    return [logprobs_of(number) for number in numbers]
+    numbers = np.zeros(len(tokens), np.int64)
+    for position, token in enumerate(tokens[:-1]):
+        numbers[position] = model.number(numbers, position, token, request.adapter, len(request.prompt))
+    return [logprobs_of(int(number)) for number in numbers[:-1]]
 
 
 @dataclass(frozen=True)
@@ -72,6 +86,7 @@ class Row:
     slot: int
     seed: int
     adapter: str
+    num_prompt: int
     fresh: bool
     start: int
     tokens: list[int]
@@ -101,6 +116,7 @@ class FakeStep:
 class FakeRunner:
     def __init__(self, limits: Limits, *, lazy: bool = True):
         self.limits = limits
+        self.model = Model(limits.reach, limits.rope_switch)
         self.lazy = lazy
         self.unread: list[FakeStep] = []
         self.steps: list[list[tuple[str, int, int]]] = []  # (request, start, length) of all there ever were
@@ -124,12 +140,13 @@ class FakeRunner:
             end = piece.start + piece.length
             own = {request.blocks[i] for i in range(piece.start // size, -(-end // size))}
             written |= own
-            touched |= set(request.blocks[: -(-end // size)])
+            touched |= set(request.blocks[self.limits.first_block(piece.start) : -(-end // size)])
             rows.append(
                 Row(
                     slot=request.slot,
                     seed=request.seed,
                     adapter=request.adapter,
+                    num_prompt=len(request.prompt),
                     fresh=piece.fresh,
                     start=piece.start,
                     tokens=request.tokens(piece.start, end),
@@ -171,7 +188,7 @@ class FakeRunner:
             assert 0 <= request.slot < limits.max_running
             assert end <= limits.max_model_len
             assert end <= len(request.blocks) * size
-            assert all(0 < block < limits.num_blocks for block in request.blocks)
+            assert all(0 < block < limits.num_blocks for block in request.blocks[limits.first_block(piece.start) :])
             told = (None, 0) if piece.fresh else self.told[request.slot]
             assert told == (None if piece.fresh else request.id, piece.num_old_blocks)
             if piece.fresh:
@@ -193,16 +210,15 @@ class FakeRunner:
                 self.last_token[row.slot] = -1
             table[row.num_old_blocks : row.num_old_blocks + len(row.new_blocks)] = row.new_blocks
             inputs = row.tokens or [int(self.last_token[row.slot])]
-            before = 0 if row.start == 0 else self.cache[table[(row.start - 1) // size], (row.start - 1) % size]
-            for position, token in enumerate(inputs, row.start):
-                before = cell(int(before), token, row.adapter)
-                self.cache[table[position // size], position % size] = before
             end = row.start + row.length
             cells = self.cache[table[: -(-end // size)]].reshape(-1)[:end]
+            for position, token in enumerate(inputs, row.start):
+                cells[position] = self.model.number(cells, position, token, row.adapter, row.num_prompt)
+                self.cache[table[position // size], position % size] = cells[position]
             about.append(logprobs_of(int(cells[-1])))
             of_prompts.append(_stack([logprobs_of(int(c)) for c in cells[row.start :]]))
             if row.samples:
-                tokens[index] = next_token(cells, row.seed)
+                tokens[index] = self.model.next_token(cells, end - 1, row.seed)
                 finite[index] = not row.poisoned
                 self.last_token[row.slot] = tokens[index]
         of_prompts = [p if row.wants_prompt_logprobs else None for p, row in zip(of_prompts, rows, strict=True)]

@@ -149,6 +149,8 @@ def test_end_tokens_are_no_rules_without_min_tokens():
         (60, 5, {}, ContextTooLong, "60 tokens and max_tokens is 5, together 65; the context is 64 tokens."),
         (16, 1, {"num_blocks": 5}, ContextTooLong, "the KV cache of 4 blocks of 4 tokens holds 16 tokens"),
         (9, 8, {"num_blocks": 5}, ContextTooLong, "together 17; the KV cache of 4 blocks of 4 tokens holds 16"),
+        (16, 1, {"num_blocks": 5, "reach": 8}, ContextTooLong, "the KV cache of 4 blocks of 4 tokens holds 16 tokens"),
+        (64, 1, {"num_blocks": 8, "reach": 8, "step_tokens": 8}, ContextTooLong, "the context is 64 tokens"),
         (9, 0, {}, RequestError, "max_tokens=0 must be at least 1."),
     ],
 )
@@ -249,6 +251,7 @@ def test_seeds_are_32_bits_and_differ_for_each_output_of_a_prompt():
         ({"step_tokens": 7}, "A step of 7 tokens is too small for 8 running requests"),
         ({"num_blocks": 1}, "num_blocks=1 must be at least 2"),
         ({"max_prefills": 0}, "max_prefills=0 must be at least 1"),
+        ({"reach": 1}, "reach=1 must be at least 2"),
     ],
 )
 def test_limits_that_cannot_work_are_refused(changes, message):

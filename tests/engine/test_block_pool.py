@@ -20,10 +20,11 @@ def filled(num_blocks: int, count: int) -> tuple[BlockPool, list[int]]:
 
 
 def acquire(pool: BlockPool, keys: list[bytes], count: int) -> tuple[list[int], int]:
-    """Asserts that there is room."""
-    acquired = pool.acquire(keys, count, spare=0)
-    assert acquired is not None
-    return acquired
+    """`count` blocks in all, and how many of them were found. Asserts that there is room."""
+    found = pool.find(keys)
+    blocks = pool.acquire(found, count - len(found), spare=0)
+    assert blocks is not None
+    return blocks, len(found)
 
 
 def test_block_zero_is_never_given_out():
@@ -59,7 +60,31 @@ def test_a_shared_block_is_released_when_its_last_owner_leaves():
 
 def test_the_longest_remembered_prefix_is_found():
     pool, blocks = filled(8, 3)
-    assert pool.acquire([KEYS[0], KEYS[1], KEYS[8], KEYS[2]], 4, spare=0) == ([*blocks[:2], 4, 5], 2)
+    assert acquire(pool, [KEYS[0], KEYS[1], KEYS[8], KEYS[2]], 4) == ([*blocks[:2], 4, 5], 2)
+
+
+@pytest.mark.parametrize(
+    ("lost", "reach", "expected"),
+    [
+        ([], 2, [0, 0, 0, 4, 5]),
+        ([0, 1, 2], 2, [0, 0, 0, 4, 5]),
+        ([3], 2, [0, 2, 3]),
+        ([4], 3, [0, 2, 3, 4]),
+        ([1, 4], 3, [1]),
+        ([1, 4], 1, [0, 0, 0, 4]),
+        ([0, 2, 4], 2, []),
+        ([1, 3], 9, [1]),
+        ([1, 3], None, [1]),
+    ],
+)
+def test_within_reach_the_longest_prefix_is_found_whose_last_blocks_are_there(lost, reach, expected):
+    pool, blocks = filled(6, 5)
+    assert blocks == [1, 2, 3, 4, 5]
+    pool.forget([KEYS[i] for i in lost])
+    assert pool.find(KEYS[:5], reach) == expected
+    taken = pool.acquire(expected, 0, spare=0)
+    assert taken == expected
+    pool.check([[block for block in expected if block]])
 
 
 def test_the_end_of_a_prefix_is_evicted_first():
@@ -101,10 +126,11 @@ def test_a_prefix_that_waits_for_a_step_can_be_adopted():
 
 def test_what_does_not_fit_changes_nothing():
     pool, blocks = filled(5, 3)  # one block is empty
-    assert pool.acquire(KEYS[:3], 5, spare=0) is None
-    assert pool.acquire(KEYS[:3], 4, spare=1) is None
+    found = pool.find(KEYS[:3])
+    assert pool.acquire(found, 2, spare=0) is None
+    assert pool.acquire(found, 1, spare=1) is None
     pool.check([])
-    assert pool.acquire(KEYS[:3], 4, spare=0) == ([*blocks, 4], 3)
+    assert pool.acquire(found, 1, spare=0) == [*blocks, 4]
 
 
 def test_of_equal_blocks_the_first_is_kept():

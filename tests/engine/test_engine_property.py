@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from hex_llm.engine.limits import most_blocks
 from hex_llm.engine.request import FinishReason
 from hex_llm.errors import EngineDead
 from tests.engine.fakes import VOCAB, alone, logprobs_alone, make_engine, make_request
@@ -15,8 +16,11 @@ ERRORS = (RuntimeError("the device\nis gone"), ValueError(), SystemExit(3))
 
 def random_engine(rng: random.Random, longest: int):
     block_size = rng.choice([1, 2, 4, 8])
-    least = -(-longest // block_size)  # the longest request alone fills the memory
     max_running = rng.choice([1, 2, 3, 8, 8, 8])
+    step_tokens = max_running + rng.choice([0, 1, 5, 16, 64])
+    reach = rng.choice([None, None, 2, 3, 5, 9, 16, 40])
+    # The longest request alone fills the memory.
+    least = most_blocks(longest, block_size, reach=reach, step_tokens=step_tokens)
     return make_engine(
         max_in_flight=rng.choice([0, 1, 1, 2]),
         lazy=rng.random() < 0.7,
@@ -25,11 +29,13 @@ def random_engine(rng: random.Random, longest: int):
         num_blocks=1 + least + rng.choice([0, 0, 1, 2, least // 2, 8 * least]),
         max_running=max_running,
         max_prefills=rng.choice([1, 2, 8]),
-        step_tokens=max_running + rng.choice([0, 1, 5, 16, 64]),
+        step_tokens=step_tokens,
         mixed_tokens=rng.choice([None, max_running]),
         chunked=rng.random() < 0.5,
         prefix_caching=rng.random() < 0.6,
         prefix_unit=block_size * rng.choice([1, 2]),
+        reach=reach,
+        rope_switch=rng.choice([None, None, 4, 16, 30]),
     )
 
 
@@ -108,7 +114,7 @@ def test_every_schedule_gives_the_same_output(setting):
     assert not engine.has_work
 
     for request in requests:
-        expected, told = alone(request), outputs[request.id]
+        expected, told = alone(request, runner.model), outputs[request.id]
         tokens = [token for output in told for token in output.tokens]
         if request.id in aborted:
             assert tokens == expected[: len(tokens)]
@@ -116,11 +122,11 @@ def test_every_schedule_gives_the_same_output(setting):
             assert tokens == expected
             reason = FinishReason.STOP if expected[-1] in request.stop_ids else FinishReason.LENGTH
             assert [output.finish_reason for output in told] == [None] * (len(told) - 1) + [reason]
-        check_logprobs(request, told, tokens)
+        check_logprobs(request, told, tokens, runner.model)
 
 
-def check_logprobs(request, told, tokens):
-    expected = logprobs_alone(request, [*request.prompt, *tokens])
+def check_logprobs(request, told, tokens, model):
+    expected = logprobs_alone(request, [*request.prompt, *tokens], model)
     of_prompt, of_output = expected[: len(request.prompt) - 1], expected[len(request.prompt) - 1 :]
     if (count := request.sampling.logprobs) is None:
         assert all(output.logprobs is None for output in told)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.engine.fakes import alone, drain, make_engine, make_request, outputs_of, run
+from tests.engine.fakes import Model, alone, drain, make_engine, make_request, outputs_of, run
 
 
 def test_an_equal_prefix_is_computed_once():
@@ -42,6 +42,43 @@ def test_another_salt_or_adapter_shares_no_prefix(other):
     outputs = run(engine, stranger)
     assert {output.num_cached for output in outputs} == {0}
     assert outputs_of(outputs, stranger) == alone(stranger)
+
+
+def test_a_prompt_above_the_ropes_switch_shares_no_prefix_with_one_below():
+    engine, _ = make_engine(rope_switch=16)
+    short, long = make_request(range(14)), make_request(range(20))
+    run(engine, short)
+    outputs = run(engine, long)
+    assert long.num_cached == 0
+    assert outputs_of(outputs, long) == alone(long, Model(rope_switch=16))
+    short, long = make_request(range(16)), make_request(range(17))
+    outputs = run(engine, short, long)
+    assert (short.num_cached, long.num_cached) == (12, 16)
+    assert outputs_of(outputs, short) == alone(short, Model(rope_switch=16))
+    assert outputs_of(outputs, long) == alone(long, Model(rope_switch=16))
+
+
+def test_an_output_that_passed_the_ropes_switch_is_no_prefix_of_a_prompt_above_it():
+    engine, runner = make_engine(rope_switch=16)
+    first = make_request(range(10), 20)
+    outputs = run(engine, first)
+    assert outputs_of(outputs, first) == alone(first, runner.model)
+    following = make_request([*range(10), *alone(first, runner.model), 1])
+    outputs = run(engine, following)
+    assert following.num_cached == 0
+    assert outputs_of(outputs, following) == alone(following, runner.model)
+
+
+def test_an_output_above_the_ropes_switch_is_computed_again_as_it_was_before():
+    engine, runner = make_engine(rope_switch=16)
+    request = make_request(range(10), 20)
+    engine.add(request)
+    outputs = [output for _ in range(16) for output in engine.step()]
+    engine._scheduler._preempt(request)
+    outputs += drain(engine)
+    assert outputs_of(outputs, request) == alone(request, runner.model)
+    (again,) = (start for step in runner.steps for _, start, length in step if start > 0 and length > 1)
+    assert again == 24  # its own blocks are found, also those above the switch
 
 
 def test_hits_are_reported_in_units_and_used_in_blocks():

@@ -36,6 +36,14 @@ def test_a_little_more_or_less_free_memory_on_the_host_is_the_same_number_of_blo
     assert plan(Memory(total=40 * GIB, used=0, kv_limit=GIB - 2**20), num_blocks=251) == 252
 
 
+def test_a_sequence_that_gives_back_what_it_no_longer_sees_needs_no_room_for_all_of_it():
+    assert plan(max_model_len=131072, least_blocks=400) == 10 * 256
+    with pytest.raises(OutOfMemory, match="--max_model_len=131072 needs more"):
+        plan(max_model_len=131072, least_blocks=2560)
+    small = Memory(total=40 * GIB, used=0, kv_limit=GIB)
+    assert plan(small, max_model_len=131072, least_blocks=400) == 401
+
+
 def test_blocks_that_nothing_could_use_are_not_taken():
     assert plan(most_blocks=1000) == 1001
     assert plan(most_blocks=5000) == 10 * 256
