@@ -15,11 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from hex_llm.catalog.entry import Entry, config_of
 from hex_llm.config import DEFAULT_DECODE_PADDING, Config
 from hex_llm.engine.engine import Engine
 from hex_llm.engine.limits import Limits, most_blocks
 from hex_llm.kernels.window import Window
-from hex_llm.loader.config_json import ModelConfig, read_config
+from hex_llm.loader.config_json import ModelConfig, parse_config, read_config
 from hex_llm.loader.model_checkpoint import open_model
 from hex_llm.loader.weights import check_checkpoint, dummy, load
 from hex_llm.models.arch import Arch
@@ -34,7 +35,7 @@ from hex_llm.runner.memory import Memory, Needs, Share, plan_blocks
 from hex_llm.runner.programs import Forward, Program, Programs, ScorePrompt, all_programs, choosing_programs
 from hex_llm.runner.runner import DeviceRunner
 from hex_llm.runner.xla_options import prepare_environment
-from hex_llm.source import model_folder
+from hex_llm.source import model_source, tokenizer_folder
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,8 @@ SMALL_MODEL = 64 * 2**20
 class Model:
     """A model as the settings want it: where its files are, and its numbers."""
 
-    folder: Path
+    name: str
+    folder: Path | None  # None: it has no files, and gets dummy weights
     arch: Arch
     dtype: Any
     max_model_len: int
@@ -69,13 +71,21 @@ class Model:
 
 def find_model(config: Config) -> Model:
     prepare_environment()
-    folder = model_folder(config)
-    found = read_config(folder)
+    source = model_source(config)
+    if isinstance(source, Entry):
+        logger.info(
+            "%s has no files here: its numbers are the catalog's, its weights random, its tokenizer that of %s.",
+            source.name,
+            tokenizer_folder(config).name,
+        )
+        found, folder = parse_config(config_of(source), source.name), None
+    else:
+        found, folder = read_config(source), source
     arch = found.arch
     if config.sliding_window is not None:
         window = Window(config.sliding_window)
         arch = dataclasses.replace(arch, kinds=tuple(dataclasses.replace(kind, window=window) for kind in arch.kinds))
-    return Model(folder, arch, _dtype(config, found), config.model_len(arch.max_position))
+    return Model(source.name, folder, arch, _dtype(config, found), config.model_len(arch.max_position))
 
 
 def _tell_nobody(phase: str, share: float) -> None:
@@ -94,7 +104,7 @@ def build_runner(config: Config, model: Model, report: Report = _tell_nobody) ->
     mesh = make_mesh()
     logger.info(
         "Loading %s: %s, %d layers, %s, on %s.",
-        model.folder.name,
+        model.name,
         model.arch.architecture,
         model.arch.num_layers,
         model.dtype,
@@ -185,7 +195,7 @@ def _weights(
 ) -> Callable[[], Any]:
     """What makes the weights. A checkpoint that does not fit the model is refused now, before anything is compiled."""
     weights = family(model.arch).weights
-    if config.load_format == "dummy":
+    if model.folder is None or config.load_format == "dummy":
         return lambda: dummy(weights, model.arch, mesh, model.dtype, seed=config.seed)
     checkpoint = open_model(model.folder, family(model.arch))
     check_checkpoint(weights, model.arch, checkpoint)

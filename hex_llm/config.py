@@ -62,10 +62,13 @@ class Config:
 
     model: str | None = _model(
         None,
-        "A folder with a model in Hugging Face layout and safetensors weights. Without it, the small model that comes"
-        " with the package.",
+        "A folder with a model in Hugging Face layout and safetensors weights; or, with --load_format=dummy, the name"
+        " of a model that `hex-llm models` lists. Without it, the small model that comes with the package.",
     )
-    tokenizer: str | None = _model(None, "A folder with the tokenizer. Without it, the model's own.")
+    tokenizer: str | None = _model(
+        None,
+        "A folder with the tokenizer. Without it, the model's own; of a model run by name, that of the small model.",
+    )
     tokenizer_mode: Literal["auto", "slow"] = _model(
         "auto", "auto takes the fast tokenizer where there is one; slow takes the one written in Python."
     )

@@ -14,7 +14,7 @@ ROOT = PROJECT / "hex_llm"
 # Imports point down this list, and never sideways along a line of it.
 RANKS = """
 cli
-server bench chat_cli
+server bench chat_cli models_cli
 llm engine_process
 build
 runner
@@ -29,14 +29,14 @@ completion
 engine
 text
 source
-config command
+catalog config command
 flags log model_files frames process
 errors pytree
 """
 RANK = {name: rank for rank, line in enumerate(RANKS.split("\n")) for name in line.split()}
 NO_JAX = {
-    "cli", "server", "completion", "engine", "text", "source", "config", "flags", "log", "model_files", "frames",
-    "process", "command", "errors",
+    "cli", "models_cli", "server", "completion", "engine", "text", "source", "catalog", "config", "flags", "log",
+    "model_files", "frames", "process", "command", "errors",
 }  # fmt: skip
 
 # What can run code that came as data, and torch, which the package does without.

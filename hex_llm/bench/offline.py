@@ -138,7 +138,7 @@ def summary(rounds: Sequence[Measurement]) -> dict[str, float]:
 
 def _facts(model: Model) -> dict[str, str]:
     return {
-        "model": model.folder.name,
+        "model": model.name,
         "dtype": str(model.dtype),
         "device": jax.devices()[0].device_kind,
         "version": importlib.metadata.version("hex-llm"),

@@ -59,6 +59,10 @@ class Oracle:
         """The next tokens, each the likeliest; end tokens do not end it."""
         return self._call("generate", folder=str(folder), tokens=tokens, num_tokens=num_tokens)
 
+    def shapes(self, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+        """The tensors of a checkpoint of the model that a config.json describes, by name."""
+        return {name: tuple(shape) for name, shape in self._call("shapes", config=config).items()}
+
     def close(self) -> None:
         self._process.communicate()
         self._errors.close()

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 import transformers
 from transformers import AutoConfig
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 
 def make(folder, config, model_class, seed, max_shard_size):
@@ -29,6 +31,15 @@ def make(folder, config, model_class, seed, max_shard_size):
             elif name.endswith("sinks"):
                 parameter.normal_(0.0, 2.0)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
+
+
+def shapes(config):
+    """The names and shapes of the tensors that a model of any size would be saved as, without making them."""
+    config = AutoConfig.for_model(**config)
+    with torch.device("meta"):
+        model = getattr(transformers, config.architectures[0])(config)
+    tensors = remove_tied_weights_from_state_dict(model.state_dict(), model)
+    return {name: list(tensor.shape) for name, tensor in revert_weight_conversion(model, tensors).items()}
 
 
 class Models:
@@ -71,7 +82,7 @@ def main():
     answers = sys.stdout
     sys.stdout = sys.stderr  # whatever the libraries print must not pass for an answer
     models = Models()
-    commands = {"make": make, "logits": models.logits, "generate": models.generate}
+    commands = {"make": make, "shapes": shapes, "logits": models.logits, "generate": models.generate}
     print(json.dumps({"result": "ready"}), file=answers, flush=True)
     for line in sys.stdin:
         call = json.loads(line)
