@@ -67,8 +67,10 @@ def _ordinary_pieces() -> list[str]:
 _ORDINARY = {"bytes": _ordinary_bytes(), "metaspace": _ordinary_pieces(), "gemma": _ordinary_pieces()}
 
 
-def write_family(family: Family, folder: Path, *, compact: bool = False) -> dict[str, int]:
-    """Writes all files of the family but the weights and the model's sizes; the ids of its special tokens."""
+def write_family(
+    family: Family, folder: Path, *, compact: bool = False, sizes: Mapping[str, Any] | None = None
+) -> dict[str, int]:
+    """Writes all files of the family but the weights, `sizes` into config.json; the ids of its special tokens."""
     ids = family.compact() if compact else dict(family.tokens)
     _rust_tokenizer(family, ids).save(str(folder / "tokenizer.json"))
     config: dict[str, Any] = {"bos_token": family.bos, "eos_token": family.eos, "add_bos_token": family.adds_bos}
@@ -91,7 +93,7 @@ def write_family(family: Family, folder: Path, *, compact: bool = False) -> dict
             _write(folder, "chat_template", {"chat_template": family.template})
     _write(folder, "tokenizer_config", config)
     ends = {"bos_token_id": ids.get(family.bos or ""), **_end(family.config_end, ids)}
-    _write(folder, "config", {"text_config": ends} if family.within_text_config else ends)
+    _write(folder, "config", {**(sizes or {}), **({"text_config": ends} if family.within_text_config else ends)})
     _write(folder, "generation_config", _end(family.generation_end, ids))
     return ids
 
