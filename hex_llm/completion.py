@@ -94,8 +94,9 @@ class Answer:
             )
 
     def _visible(self, output: Output) -> Sequence[int]:
-        """An end token is not part of the text, whatever the tokenizer would make of it."""
-        return output.tokens[:-1] if output.finish_reason == FinishReason.STOP else output.tokens
+        """An end token is not part of the text, whatever the tokenizer makes of it, unless what stops is asked for."""
+        ended = output.finish_reason == FinishReason.STOP and not self.request.sampling.include_stop_str_in_output
+        return output.tokens[:-1] if ended else output.tokens
 
     def _cut(self) -> None:
         self.completion.finish_reason = FinishReason.STOP

@@ -93,7 +93,9 @@ _PASSED_ON: Fields = {
         Texts(most="max_stop_strings", longest="max_stop_length", single=True), "Texts before which the answer ends."
     ),
     "stop_token_ids": Field(Tokens("max_stop_token_ids"), "Tokens with which the answer ends."),
-    "include_stop_str_in_output": Field(Boolean(), "Whether a stop string that ended the answer is part of it."),
+    "include_stop_str_in_output": Field(
+        Boolean(), "Whether the stop string or token is part of the answer that it ended."
+    ),
     "ignore_eos": Field(Boolean(), "Whether the answer goes on after the model's end token."),
     "skip_special_tokens": Field(Boolean(), "Whether special tokens are left out of the text; true by default."),
     "seed": Field(Integer(-(2**63), 2**63 - 1), "The same seed gives the same answer."),

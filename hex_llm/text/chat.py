@@ -3,7 +3,10 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from hex_llm.errors import ChatTemplateMissing, RequestError
+from hex_llm.text.content import as_read
 from hex_llm.text.template import render, variables_of
 from hex_llm.text.tokenizer import Tokenizer
 
@@ -67,9 +70,10 @@ def render_chat(
             "last message.",
             param="continue_final_message",
         )
-    checked = check_messages(messages)
+    special_tokens = tokenizer.special_tokens
+    checked = as_read(template, check_messages(messages), special_tokens)
     variables = {
-        **tokenizer.special_tokens,
+        **special_tokens,
         **_check_kwargs(template_kwargs or {}, allowed_kwargs, template),
         "messages": [*checked[:-1], _marked(checked[-1])] if continue_final_message else checked,
         "tools": None,
@@ -81,12 +85,16 @@ def render_chat(
 
 
 def _marked(message: dict[str, Any]) -> dict[str, Any]:
-    return {**message, "content": message["content"] + _MARK}
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": content + _MARK}
+    return {**message, "content": [*content[:-1], {**content[-1], "text": content[-1]["text"] + _MARK}]}
 
 
-def _cut_at_mark(text: str, content: str) -> str:
+def _cut_at_mark(text: str, content: str | Sequence[Mapping[str, Any]]) -> str:
     place = text.rfind(_MARK.strip())
-    if place < 0 or content.strip() not in text:
+    end = content if isinstance(content, str) else content[-1]["text"]
+    if place < 0 or end.strip() not in text:
         raise RequestError(
             "The last message cannot be continued: the chat template does not show it as it is.",
             param="continue_final_message",
@@ -117,7 +125,7 @@ def _check_kwargs(kwargs: Mapping[str, Any], allowed: Collection[str], template:
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with every content as one string; a key besides role and content is the template's affair."""
+    """The messages, each content a string or a list of text parts; what else they have is the template's affair."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise RequestError(f"messages is a {type(messages).__name__}, not a list.", param="messages")
     if not messages:
@@ -131,14 +139,14 @@ def _check_message(message: Mapping[str, Any], param: str) -> dict[str, Any]:
     role = message.get("role")
     if role not in ROLES:
         raise RequestError(f"{param}.role is {_shown(role)}, not one of {', '.join(ROLES)}.", param=f"{param}.role")
-    content = message.get("content")
+    content, calls = message.get("content"), message.get("tool_calls")
     # An answer that only called tools has no content.
-    if content is None and role == "assistant" and message.get("tool_calls"):
-        return {**message, "content": ""}
-    return {**message, "content": _content_text(content, f"{param}.content")}
+    content = "" if content is None and role == "assistant" and calls else _check_content(content, f"{param}.content")
+    checked = {**message, "content": content}
+    return checked | {"tool_calls": [_call(call) for call in calls]} if isinstance(calls, list) else checked
 
 
-def _content_text(content: Any, param: str) -> str:
+def _check_content(content: Any, param: str) -> str | list[Mapping[str, Any]]:
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence):
@@ -147,10 +155,12 @@ def _content_text(content: Any, param: str) -> str:
             "list of text parts.",
             param=param,
         )
-    return "\n".join(_part_text(part, f"{param}[{place}]") for place, part in enumerate(content))
+    for place, part in enumerate(content):
+        _check_part(part, f"{param}[{place}]")
+    return list(content) or ""
 
 
-def _part_text(part: Any, param: str) -> str:
+def _check_part(part: Any, param: str) -> None:
     if not isinstance(part, Mapping):
         raise RequestError(f"{param} is a {type(part).__name__}, not an object.", param=param)
     if part.get("type") != "text":
@@ -161,7 +171,18 @@ def _part_text(part: Any, param: str) -> str:
     text = part.get("text")
     if not isinstance(text, str):
         raise RequestError(f"{param}.text is a {type(text).__name__}, not a string.", param=f"{param}.text")
-    return text
+
+
+def _call(call: Any) -> Any:
+    """A call of a tool with its arguments as an object, which templates write as JSON; OpenAI sends them as JSON."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = orjson.loads(function["arguments"])
+    except orjson.JSONDecodeError:  # what a model wrote need not be JSON
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
 
 
 def _shown(value: Any) -> str:

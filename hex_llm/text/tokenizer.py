@@ -3,6 +3,7 @@
 import enum
 import functools
 import json
+import logging
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -14,6 +15,8 @@ from hex_llm.model_files import find_json
 from hex_llm.text.tokenizer_files import read_tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+_logger = logging.getLogger(__name__)
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -138,10 +141,24 @@ class Tokenizer:
         return max(len(name) if id in added else _num_characters(name) for name, id in vocabulary.items())
 
     def check_embedding(self, num_rows: int) -> None:
-        """Refuses a tokenizer with tokens that the model has no embedding for."""
-        if self.vocab_size > num_rows:
+        """Refuses a tokenizer with ordinary tokens that the model has no embedding for.
+
+        Added ones may lack it: Gemma 3 1B shares its tokenizer with larger models, which read pictures. A prompt that
+        holds one is refused for it.
+        """
+        added = self._source.get_added_vocab() if self._rust is None else self._added_names()
+        missing = {name: id for name, id in self._source.get_vocab().items() if id >= num_rows}
+        if missing.keys() - added:
             raise CheckpointError(
                 f"The tokenizer's highest token id is {self.vocab_size - 1}, but the model embeds {num_rows} tokens."
+            )
+        if missing:
+            some = ", ".join(f"{name} ({id})" for name, id in sorted(missing.items(), key=lambda item: item[1])[:5])
+            _logger.warning(
+                "The model embeds %d tokens, not %d of the tokenizer's: %s. Prompts that hold them are refused.",
+                num_rows,
+                len(missing),
+                some + (", ..." if len(missing) > 5 else ""),
             )
 
     def token_name(self, id: int) -> str | None:
@@ -202,6 +219,9 @@ class Tokenizer:
 
     def _falls_back_to_bytes(self) -> bool:
         return self._rust is not None and b'"ByteFallback"' in _state(self._rust.decoder)
+
+    def _added_names(self) -> set[str]:
+        return {token.content for token in self._rust.get_added_tokens_decoder().values()}
 
     def _skipped_ids(self) -> frozenset[int]:
         if self._rust is None:

@@ -28,6 +28,7 @@ _VOCABULARY_FILES = (
 )
 # What transformers reads a SentencePiece model with.
 _SENTENCEPIECE = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}
+_SENTENCEPIECE_START = b"\n"  # the tag of its first piece
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _TOKEN_LISTS = ("extra_special_tokens", "additional_special_tokens")
@@ -114,7 +115,10 @@ def _read_with_transformers(folder: Path, whole: bool) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     loader = PreTrainedTokenizerFast if whole else AutoTokenizer
-    return loader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    source: Any = loader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    if source.chat_template is None:
+        source.chat_template = _processor_template(folder)
+    return source
 
 
 def _read_as_it_stands(
@@ -184,11 +188,22 @@ def _default_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     if present:
         return read_template(present["default"]) if "default" in present else None
     path, template = folder / "tokenizer_config.json", config.get("chat_template")
-    if template is None or isinstance(template, str):
+    if template is None:
+        return _processor_template(folder)
+    if isinstance(template, str):
         return template
     if not isinstance(template, list) or not all(_is_named_template(entry) for entry in template):
         raise CheckpointError(f"{path}: chat_template is neither a string nor a list of templates with names.")
     return {entry["name"]: entry["template"] for entry in template}.get("default")
+
+
+def _processor_template(folder: Path) -> str | None:
+    """The template of a model that also reads pictures, in the file where transformers' processors once had it."""
+    path = folder / "chat_template.json"
+    template = (find_json(path) or {}).get("chat_template")
+    if template is None or isinstance(template, str):
+        return template
+    raise CheckpointError(f"{path}: chat_template is a {type(template).__name__}, not a string.")
 
 
 def _is_named_template(entry: Any) -> bool:
@@ -214,12 +229,14 @@ def _check_vocabulary(path: Path) -> None:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
     if what := impostor(head):
         raise CheckpointError(f"{path} is {what}.")
+    wanted = f"{path.parent} has {path.name} but no tokenizer.json, which is needed: put one there"
+    elsewhere = ", or name the folder of a model with the same tokenizer in --tokenizer."
+    if path.name == "tekken.json" or (path.suffix == ".model" and not head.startswith(_SENTENCEPIECE_START)):
+        # Mistral's own format, or tiktoken's, as in Llama 3's folder named original.
+        raise CheckpointError(wanted + elsewhere)
     missing = [package for package, module in _SENTENCEPIECE.items() if not _installed(module)]
     if path.suffix == ".model" and missing:
-        raise CheckpointError(
-            f"{path.parent} has {path.name} but no tokenizer.json, which is needed: put one there, or"
-            f" `pip install {' '.join(missing)}` to have it made from {path.name}."
-        )
+        raise CheckpointError(f"{wanted}, or `pip install {' '.join(missing)}` to have it made from {path.name}.")
 
 
 def _installed(module: str) -> bool:

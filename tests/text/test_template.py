@@ -7,7 +7,7 @@ from typing import Any
 import jinja2
 import pytest
 from built_tokenizers import train_byte_level
-from templates import LLAMA2, QWEN, STYLES
+from templates import LLAMA2, QWEN3, STYLES
 from transformers import PreTrainedTokenizerFast
 
 from hex_llm.errors import ContextTooLong, RequestError
@@ -81,8 +81,8 @@ def test_every_style_of_template_gives_what_transformers_gives(style: str):
 def test_a_variable_of_a_request_reaches_the_template():
     messages = [{"role": "user", "content": "Hi"}]
     for value in (True, False):
-        expected = theirs(QWEN, messages, add_generation_prompt=True, enable_thinking=value)
-        assert ours(QWEN, messages, template_kwargs={"enable_thinking": value}) == expected
+        expected = theirs(QWEN3, messages, add_generation_prompt=True, enable_thinking=value)
+        assert ours(QWEN3, messages, template_kwargs={"enable_thinking": value}) == expected
     template = "{{ image_token }}{{ mood }}{{ tools is none }}{{ documents is none }}"
     text = render_chat(
         tokenizer(), messages, template=template, template_kwargs={"mood": ["x"]}, allowed_kwargs={"mood"}
@@ -101,7 +101,7 @@ def test_a_variable_of_a_request_reaches_the_template():
 )
 def test_other_variables_are_refused(kwargs: dict[str, Any], words: str):
     with pytest.raises(RequestError, match=words) as raised:
-        render_chat(tokenizer(), [{"role": "user", "content": "Hi"}], template=QWEN, template_kwargs=kwargs)
+        render_chat(tokenizer(), [{"role": "user", "content": "Hi"}], template=QWEN3, template_kwargs=kwargs)
     assert raised.value.param == "chat_template_kwargs"
     assert len(str(raised.value)) < 300
 
@@ -139,7 +139,7 @@ def test_failures_are_told_in_our_own_words(template: str, words: str):
 
 
 def test_a_template_is_read_once():
-    assert load_template(QWEN) is load_template(QWEN)
+    assert load_template(QWEN3) is load_template(QWEN3)
 
 
 def test_a_text_without_end_is_cut_short():

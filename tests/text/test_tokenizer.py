@@ -142,8 +142,21 @@ def test_a_pointer_in_the_place_of_a_file_is_told(folder: Path, name: str):
 def test_a_sentencepiece_model_alone_asks_for_tokenizer_json_or_the_packages(folder: Path, monkeypatch):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sentencepiece" else find_spec(name))
-    (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02")
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json, which is needed.*pip install sentencepiece"):
+        Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("tekken.json", '{"config": {}, "vocab": []}'), ("tokenizer.model", "IQ== 0\nIg== 1\n")]
+)
+@pytest.mark.parametrize("named", ["LlamaTokenizer", "PreTrainedTokenizerFast"])
+def test_formats_that_only_their_makers_read_ask_for_tokenizer_json(folder: Path, name: str, content: str, named: str):
+    (folder / "tokenizer.json").unlink()
+    write(folder, name, content)
+    write(folder, "tokenizer_config.json", {"tokenizer_class": named})  # of which transformers makes an empty one
+    with pytest.raises(CheckpointError, match=rf"has {name} but no tokenizer\.json.*--tokenizer"):
         Tokenizer.load(folder)
 
 
@@ -188,6 +201,18 @@ def test_a_vocabulary_larger_than_the_embedding_is_refused():
         CheckpointError, match=f"id is {tokenizer.vocab_size - 1}, .* embeds {tokenizer.vocab_size - 1} "
     ):
         tokenizer.check_embedding(tokenizer.vocab_size - 1)
+
+
+def test_an_added_token_without_embedding_is_told_of(caplog: pytest.LogCaptureFixture):
+    rust = train_byte_level(300, ["</s>"])
+    rust.add_special_tokens(["<image_soft_token>"])
+    tokenizer = wrap(rust)
+    tokenizer.check_embedding(301)
+    assert not caplog.records
+    tokenizer.check_embedding(300)
+    assert "embeds 300 tokens, not 1 of the tokenizer's: <image_soft_token> (300). Prompts" in caplog.text
+    with pytest.raises(CheckpointError, match="id is 300, but the model embeds 299 tokens"):
+        tokenizer.check_embedding(299)
 
 
 def test_bad_words_are_encoded_with_and_without_a_space():

@@ -190,6 +190,23 @@ def test_templates_are_found_where_transformers_finds_them(folder: Path, files: 
     assert_as_transformers_has_it(folder, num_texts=1)
 
 
+@pytest.mark.parametrize("plain", [True, False])
+def test_the_template_of_a_processor_is_taken_where_the_tokenizer_has_none(folder: Path, plain: bool):
+    config = {} if plain else {"eos_token": "<|new|>"}
+    write(folder, "tokenizer_config.json", config)
+    write(folder, "chat_template.json", {"chat_template": "of the processor"})
+    assert is_read_as_it_stands(folder) == plain
+    assert Tokenizer.load(folder).chat_template == "of the processor"
+    write(folder, "tokenizer_config.json", {**config, "chat_template": "of the config"})
+    assert Tokenizer.load(folder).chat_template == "of the config"
+
+
+def test_a_template_of_a_processor_that_is_none_is_told(folder: Path):
+    write(folder, "chat_template.json", {"chat_template": {"default": "x"}})
+    with pytest.raises(CheckpointError, match=r"chat_template\.json: chat_template is a dict, not a string"):
+        Tokenizer.load(folder)
+
+
 @pytest.mark.parametrize("template", [7, {"default": "x"}, ["x"], [{"name": "default"}]])
 def test_a_template_that_is_none_is_told(folder: Path, template: Any):
     write(folder, "tokenizer_config.json", {"chat_template": template})
