@@ -67,7 +67,7 @@ class Layer:
     attention_norm: Weight = tensor("input_layernorm.weight", "embed", dummy=1.0)
     attention: Attention = nested(Attention, "self_attn.")
     mlp_norm: Weight = tensor("post_attention_layernorm.weight", "embed", dummy=1.0)
-    mlp: Mlp = nested(Mlp, "mlp.")
+    mlp: Any = nested(Mlp, "mlp.")
 
     after_attention = after_mlp = None  # for those who normalise there as well, see gemma2
 
@@ -84,7 +84,7 @@ def attention(
     x: Array, pages: Array, weights: Attention, arch: Arch, kind: Kind, rope: Tables, batch: Batch
 ) -> tuple[Array, Array]:
     """[T, D] -> [n, T, D], to be added; the tokens' keys and values are written to the pages."""
-    norms = None if weights.q_norm is None else (weights.q_norm, weights.k_norm)
+    norms = None if weights.q_norm is None or weights.k_norm is None else (weights.q_norm, weights.k_norm)
     qkv = linear_parts(x, weights.qkv)
     q, pages = rope_write(qkv, rope, pages, batch, x.dtype, bias=weights.qkv_bias, norms=norms, rms=arch.rms)
     out = attend(

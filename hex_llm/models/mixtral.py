@@ -1,12 +1,12 @@
 """Mixtral: a Llama with experts in place of its mlp, of which each token takes the two likeliest."""
 
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
 from hex_llm.kernels.matmul.reference import total
-from hex_llm.kernels.window import Window
 from hex_llm.layers.linear import summed
 from hex_llm.layers.moe import experts_bias, experts_mlp, route_softmax
 from hex_llm.models import llama
@@ -53,19 +53,19 @@ layer = partial(llama.layer, feed_forward=sparse)
 
 def read_mixtral(fields: Fields) -> Arch:
     """With the defaults of transformers' MixtralConfig."""
-    size = fields.integer("sliding_window") if fields.has("sliding_window") else None
+    window = fields.integer("sliding_window") if fields.has("sliding_window") else None
     return read_arch(
         fields,
         "MixtralForCausalLM",
         num_kv_heads=8,
         theta=1e6,
         eps=1e-5,
-        kinds=windowed(size and Window(size)),
+        kinds=windowed(window),
         **read_experts(fields, "num_local_experts", 8, 2),
     )
 
 
-def read_experts(fields: Fields, name: str, number: int, per_token: int) -> dict[str, int]:
+def read_experts(fields: Fields, name: str, number: int, per_token: int) -> dict[str, Any]:
     """How many experts there are, under their `name`, and how many of them a token takes."""
     num_experts = fields.integer(name, fields.integer("num_local_experts", number))
     taken = fields.integer("num_experts_per_tok", per_token)

@@ -1,6 +1,5 @@
 """Phi-3 and Phi-4: a Llama whose checkpoint has queries, keys and values in one tensor, gate and up in another."""
 
-from hex_llm.kernels.window import Window
 from hex_llm.models import llama
 from hex_llm.models.arch import Arch
 from hex_llm.models.fields import Fields
@@ -32,5 +31,5 @@ class Phi3(llama.Llama):
 
 def read_phi3(fields: Fields) -> Arch:
     """With the defaults of transformers' Phi3Config."""
-    size = fields.integer("sliding_window") if fields.has("sliding_window") else None
-    return read_arch(fields, "Phi3ForCausalLM", eps=1e-5, kinds=windowed(size and Window(size)))
+    window = fields.integer("sliding_window") if fields.has("sliding_window") else None
+    return read_arch(fields, "Phi3ForCausalLM", eps=1e-5, kinds=windowed(window))

@@ -1,6 +1,5 @@
 """Qwen3 with experts: its heads, and Mixtral's way with experts."""
 
-from hex_llm.kernels.window import Window
 from hex_llm.models import llama, mixtral
 from hex_llm.models.arch import Arch
 from hex_llm.models.fields import Fields
@@ -35,7 +34,7 @@ def read_qwen3_moe(fields: Fields) -> Arch:
         raise fields.refuse("mlp_only_layers", "names layers; experts are served in every layer only")
     bias = fields.flag("attention_bias", False)
     windowed_at_all = fields.flag("use_sliding_window", False)
-    size = fields.integer_unless_null("sliding_window", 4096) if windowed_at_all else None
+    window = fields.integer_unless_null("sliding_window", 4096) if windowed_at_all else None
     return read_arch(
         fields,
         "Qwen3MoeForCausalLM",
@@ -43,7 +42,7 @@ def read_qwen3_moe(fields: Fields) -> Arch:
         head_norm=True,
         qkv_bias=bias,
         o_bias=bias,
-        kinds=windowed(size and Window(size)),
+        kinds=windowed(window),
         mlp_size=fields.integer("moe_intermediate_size", 768),
         renormalised=fields.flag("norm_topk_prob", False),
         **mixtral.read_experts(fields, "num_experts", 128, 8),

@@ -74,8 +74,9 @@ def _read_heads(fields: Fields, num_kv_heads: int | None, head_dim: int | None) 
     return embed_size, num_heads, num_kv_heads, head_dim
 
 
-def windowed(window: Window | None) -> Kinds:
-    """All layers see as far."""
+def windowed(size: int | None) -> Kinds:
+    """All layers see so many of the last tokens."""
+    window = None if size is None else Window(size)
     return lambda num_layers, rope: (Kind(rope, window),) * num_layers
 
 

@@ -13,6 +13,7 @@ from tests.parity.variants import VARIANTS
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-oracle/bin/python"
 
+
 class OracleMissingError(Exception):
     """The oracle's environment is not there, or has no torch."""
 
@@ -43,9 +44,7 @@ class Oracle:
             config, size = dict(VARIANTS[variant]), "1GB"
             model_class, size = config.pop("class"), config.pop("max_shard_size", size)
             folder = self._folder / variant
-            self._call(
-                "make", folder=str(folder), config=config, model_class=model_class, seed=0, max_shard_size=size
-            )
+            self._call("make", folder=str(folder), config=config, model_class=model_class, seed=0, max_shard_size=size)
             self._made[variant] = folder
         return self._made[variant]
 

@@ -6,6 +6,7 @@ Runs in the environment that `scripts/setup oracle` makes, in whichever python t
 import json
 import os
 import sys
+from pathlib import Path
 
 os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"  # some virtual machines announce AMX and stop at its use
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -51,8 +52,8 @@ class Models:
 
     def load(self, folder):
         if folder != self.folder:
-            with open(os.path.join(folder, "config.json")) as file:
-                model_class = getattr(transformers, json.load(file)["architectures"][0])
+            named = json.loads(Path(folder, "config.json").read_text())["architectures"]
+            model_class = getattr(transformers, named[0])
             self.model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
             self.folder = folder
         return self.model
