@@ -1,0 +1,39 @@
+"""The experts of a layer: which implementation, where."""
+
+import jax
+from jax import Array
+
+from hex_llm.kernels.activation import Activation
+from hex_llm.kernels.hopper import is_hopper
+
+
+def experts(
+    x: Array,
+    gate_up: Array,
+    gate_up_bias: Array | None,
+    down: Array,
+    chosen: Array,
+    share: Array,
+    *,
+    activation: Activation,
+) -> Array:
+    """[n, T or more, D], to be added; the sum of its first T rows is `reference.experts`."""
+    run = _implementation(x, gate_up, down)
+    return run(x, gate_up, gate_up_bias, down, chosen, share, activation=activation)
+
+
+def _implementation(x: Array, gate_up: Array, down: Array):
+    # Imported where it is used: Pallas takes a second, which a start on a CPU has better use for.
+    if is_hopper():
+        from hex_llm.kernels.grouped_matmul import gpu
+
+        if gpu.supports(x, gate_up, down):
+            return gpu.experts
+    if jax.default_backend() == "tpu":
+        from hex_llm.kernels.grouped_matmul import tpu
+
+        if tpu.supports(x, gate_up, down):
+            return tpu.experts
+    from hex_llm.kernels.grouped_matmul import xla
+
+    return xla.experts

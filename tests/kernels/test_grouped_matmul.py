@@ -1,0 +1,217 @@
+"""The experts of a layer: every implementation against the reference; the GPU's in a simulator that looks for races."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hex_llm.kernels import hopper
+from hex_llm.kernels.grouped_matmul import api, gpu, gpu_few, gpu_many, reference, xla
+from hex_llm.kernels.grouped_matmul.groups import group_rows, most_tiles
+from tests.kernels.simulator import simulation
+
+# (E, k, D, F)
+SERVED = {
+    "mixtral-8x7b": (8, 2, 4096, 14336),
+    "mixtral-8x22b": (8, 2, 6144, 16384),
+    "qwen3-30b-a3b": (128, 8, 2048, 768),
+    "qwen3-30b-a3b halved": (128, 8, 2048, 384),
+    "gpt-oss-20b": (32, 4, 2880, 2880),
+    "llama-4-scout": (16, 1, 5120, 8192),
+}
+FEW = (
+    gpu_few.Plan(rows=128, depth=64, slots=2, blocks=3),
+    gpu_few.Plan(rows=64, depth=64, splits=2, slots=3, blocks=3),
+)
+MANY = (gpu_many.Plan(rows=64, columns=64, slots=2, blocks=3), gpu_many.Plan(rows=64, columns=32, slots=3, blocks=3))
+
+
+@pytest.fixture
+def simulator():
+    """A block leaves no barrier before all that was to arrive has arrived."""
+    with simulation(all_phases=True):
+        yield
+
+
+def choices(random, tokens, k, num_experts, among=None):
+    """Different experts for each token, of the first `among`."""
+    picked = [random.permutation(among or num_experts)[:k] for _ in range(tokens)]
+    return jnp.asarray(np.stack(picked), jnp.int32), jnp.asarray(random.uniform(0.1, 1, (tokens, k)), jnp.float32)
+
+
+def inputs(tokens, k, num_experts, width, size, *, bias=False, among=None, dtype=jnp.bfloat16, seed=0):
+    random = np.random.default_rng([seed, tokens, k, num_experts])
+
+    def normal(*shape, scale=1.0):
+        return jnp.asarray(random.normal(size=shape) * scale, dtype)
+
+    return (
+        normal(tokens, width),
+        normal(num_experts, 2 * size, width, scale=width**-0.5),
+        normal(num_experts, 2 * size) if bias else None,
+        normal(num_experts, width, size, scale=size**-0.5),
+        *choices(random, tokens, k, num_experts, among),
+    )
+
+
+def assert_close(parts, arrays, activation="silu"):
+    """Within what rounding the hidden numbers and the result to bfloat16 does, or float32."""
+    tokens = arrays[4].shape[0]
+    want = reference.experts(*arrays, activation=activation)
+    got = jnp.sum(parts.astype(jnp.float32), axis=0)[:tokens]
+    step = 2**-8 if arrays[0].dtype == jnp.bfloat16 else 1e-6
+    scale = float(jnp.sqrt(jnp.mean(want * want)))
+    np.testing.assert_allclose(got, want, rtol=2 * step, atol=5 * step * scale)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+    ("tokens", "k", "num_experts", "bias", "among", "activation"),
+    [
+        (1, 2, 8, False, None, "silu"),
+        (1, 8, 128, False, None, "silu"),
+        (5, 1, 4, False, 1, "gelu"),  # one expert has all rows
+        (13, 4, 6, True, 5, "clamped_silu"),  # one has none
+        (300, 2, 3, False, None, "silu"),  # more than a block that is counted at once
+    ],
+)
+def test_xla_does_what_the_reference_says(tokens, k, num_experts, bias, among, activation, dtype):
+    arrays = inputs(tokens, k, num_experts, 24, 40, bias=bias, among=among, dtype=dtype)
+    out = jax.jit(xla.experts, static_argnames="activation")(*arrays, activation=activation)
+    assert out.shape == (1, tokens, 24)
+    assert out.dtype == dtype
+    assert_close(out, arrays, activation)
+
+
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize(
+    ("tokens", "k", "num_experts", "bias", "among", "activation", "plans"),
+    [
+        (3, 4, 6, True, 4, "clamped_silu", FEW),
+        (12, 8, 9, False, None, "gelu", FEW),
+        # Two warpgroups each, and a ring that is longer than the work.
+        (24, 1, 3, False, 1, "silu", (gpu_few.Plan(256, 128, slots=4, blocks=2), gpu_few.Plan(128, 128, slots=8))),
+    ],
+)
+def test_the_kernel_for_few_tokens_does_what_the_reference_says(tokens, k, num_experts, bias, among, activation, plans):
+    arrays = inputs(tokens, k, num_experts, 128, 128, bias=bias, among=among)
+    parts = gpu_few.experts(*arrays, activation=activation, plans=plans)
+    assert parts.shape == (plans[1].splits, -(-tokens // 8) * 8, 128)
+    assert parts.dtype == jnp.float32
+    assert_close(parts, arrays, activation)
+
+
+@pytest.mark.usefixtures("simulator")
+def test_a_token_of_few_gets_the_same_bits_whoever_is_beside_it():
+    x, gate_up, bias, down, chosen, share = inputs(3, 2, 4, 128, 128)
+    chosen = jnp.asarray([[3, 0], [1, 0], [0, 2]], jnp.int32)
+    # Of its neighbour an expert that this one did not choose makes infinity, and 0 times that is no number.
+    x, gate_up = x.at[2].set(1e38), gate_up.at[2].set(1)
+    together = gpu_few.experts(x, gate_up, bias, down, chosen, share, activation="silu", plans=FEW)
+    alone = gpu_few.experts(x[1:2], gate_up, bias, down, chosen[1:2], share[1:2], activation="silu", plans=FEW)
+    assert np.isfinite(np.asarray(alone)).all()
+    assert (together[:, 1] == alone[:, 0]).all()
+
+
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize(
+    ("tokens", "k", "num_experts", "sizes", "bias", "among", "activation", "plans"),
+    [
+        # Two tiles of one expert, none of another.
+        (70, 1, 2, (64, 64), True, 1, "clamped_silu", MANY),
+        (40, 4, 6, (128, 128), False, 5, "silu", (gpu_many.Plan(128, 128, slots=3, blocks=2),) * 2),
+        # A band has two of the three tiles; results come out in an odd number of pieces.
+        (130, 1, 2, (192, 192), False, None, "gelu", (gpu_many.Plan(128, 192, 256, slots=2, blocks=2),) * 2),
+    ],
+)
+def test_the_kernel_for_many_tokens_does_what_the_reference_says(
+    tokens, k, num_experts, sizes, bias, among, activation, plans
+):
+    arrays = inputs(tokens, k, num_experts, *sizes, bias=bias, among=among)
+    out = gpu_many.experts(*arrays, activation=activation, plans=plans)
+    assert out.shape == (1, tokens, sizes[0])
+    assert_close(out, arrays, activation)
+
+
+def test_tpus_do_what_the_reference_says():
+    from hex_llm.kernels.grouped_matmul import tpu
+
+    arrays = inputs(300, 2, 4, 128, 256, bias=True, among=3)
+    assert tpu.supports(arrays[0], arrays[1], arrays[3])
+    run = jax.jit(tpu.experts, static_argnames=("activation", "interpret"))
+    out = run(*arrays, activation="clamped_silu", interpret=True)
+    assert out.shape == (1, 300, 128)
+    assert_close(out, arrays, "clamped_silu")
+
+
+@pytest.mark.parametrize("tile", [1, 8, 64])
+@pytest.mark.parametrize(
+    ("tokens", "k", "num_experts"), [(1, 1, 1), (1, 8, 128), (7, 3, 4), (128, 2, 8), (1000, 4, 32)]
+)
+def test_rows_are_grouped_by_expert_in_whole_tiles(tokens, k, num_experts, tile):
+    random = np.random.default_rng(tokens)
+    chosen, _ = choices(random, tokens, k, num_experts)
+    groups = jax.jit(group_rows, static_argnums=(1, 2))(chosen, num_experts, tile)
+    expert, token, row = np.asarray(groups.expert), np.asarray(groups.token), np.asarray(groups.row)
+    [num_tiles] = np.asarray(groups.num_tiles)
+    assert expert.shape == (most_tiles(tokens, k, num_experts, tile),)
+    assert (np.asarray(groups.counts) == np.bincount(np.asarray(chosen).ravel(), minlength=num_experts)).all()
+    assert num_tiles == (-(-np.asarray(groups.counts) // tile)).sum() <= len(expert)
+    assert len(np.unique(row)) == row.size
+    assert row.max() < num_tiles * tile
+    assert (token[row] == np.arange(tokens)[:, None]).all()
+    assert (expert[row // tile] == chosen).all()
+
+
+@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("tokens", [1, 8, 64, 128])
+def test_plans_for_few_tokens_cover_the_served_models(name, tokens):
+    _, _, width, size = SERVED[name]
+    first, second = gpu_few.gate_up_plan(tokens, size, width), gpu_few.down_plan(tokens, size, width)
+    assert size % (first.rows // 2) == width % first.depth == 0
+    assert width % second.rows == size % (second.depth * second.splits) == 0
+    for plan in (first, second):
+        assert gpu_few.ring_slots(tokens, plan) >= 3
+    assert width // second.rows * second.splits >= 0.6 * hopper.SMS
+
+
+@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("tokens", [129, 512, 8192])
+def test_plans_for_many_tokens_cover_the_served_models(name, tokens):
+    num_experts, k, width, size = SERVED[name]
+    rows = gpu_many.tile_rows(tokens * k, num_experts)
+    for out, weights in ((size, 2), (width, 1)):
+        plan = gpu_many.plan_for(rows, out, weights=weights)
+        assert out % (plan.results(weights) * plan.slabs) == 0
+        assert plan.ring_slots(weights) >= 3
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    monkeypatch.setattr(hopper.jax, "default_backend", lambda: "gpu")
+
+
+def shapes(tokens, width, size, dtype=jnp.bfloat16):
+    of = [(tokens, width), (4, 2 * size, width), (4, width, size)]
+    return [jax.ShapeDtypeStruct(shape, dtype) for shape in of]
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_hopper_takes_what_its_kernels_do_and_leaves_the_rest_to_xla():
+    assert api._implementation(*shapes(8, 128, 192)) is gpu.experts
+    for other in (shapes(8, 96, 128), shapes(8, 128, 100), shapes(8, 128, 128, jnp.float32)):
+        assert api._implementation(*other) is xla.experts
+
+
+def test_other_machines_run_what_xla_makes():
+    assert api._implementation(*shapes(8, 128, 128)) is xla.experts
+
+
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize(("tokens", "kernel"), [(128, "few"), (129, "many")])
+def test_the_number_of_tokens_says_which_kernel(monkeypatch, tokens, kernel):
+    for name, module in (("few", gpu_few), ("many", gpu_many)):
+        monkeypatch.setattr(module, "experts", lambda *_, name=name, **__: name)
+    chosen = jnp.zeros((tokens, 2), jnp.int32)
+    x, gate_up, down = shapes(tokens, 128, 128)
+    assert api.experts(x, gate_up, None, down, chosen, chosen, activation="silu") == kernel
