@@ -44,7 +44,9 @@ def _architecture(fields: Fields) -> str:
     if not isinstance(named, list) or not named or not all(isinstance(name, str) for name in named):
         raise fields.refuse("architectures", "is not a list of names")
     if named[0] not in FAMILIES:
-        raise fields.refuse("architectures", f"is {named[0][:60]!r}, which is none of those that `hex-llm models` lists")
+        raise fields.refuse(
+            "architectures", f"is {named[0][:60]!r}, which is none of those that `hex-llm models` lists"
+        )
     return named[0]
 
 
