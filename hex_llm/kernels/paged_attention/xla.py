@@ -199,9 +199,9 @@ def _add(sums: Softmax, scores: Array, values: Array) -> Softmax:
     # A masked score weighs nothing, also where nothing but masked scores has been seen yet.
     weights = jnp.where(scores > LOWEST, jnp.exp(scores - largest), 0)
     decay = jnp.exp(sums.largest - largest)
-    # The pages before a window are others' by now and may hold anything, also NaN, which a weight of 0 would not take
-    # away.
-    values = jnp.where(jnp.any(scores > LOWEST, axis=-2)[..., None], values, 0)
+    # The pages before a window may be others' by now and hold anything, also NaN, which a weight of 0 would not take
+    # away. A score of NaN is the sequence's own, and shall show.
+    values = jnp.where(jnp.any(scores != LOWEST, axis=-2)[..., None], values, 0)
     new = jnp.einsum("...qc,...ch->...qh", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
     return Softmax(
         largest,
