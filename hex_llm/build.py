@@ -259,7 +259,7 @@ def _shapes(config: Config, model: Model, buckets: Buckets, num_pages: int) -> S
         mixed_tokens=largest_mixed if config.enable_chunked_prefill else 0,
         max_model_len=model.max_model_len,
         vocab_size=model.arch.vocab_size,
-        rope_switch=model.arch.rope_switch,
+        has_long=model.arch.rope_switch is not None,
     )
 
 

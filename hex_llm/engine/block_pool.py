@@ -23,22 +23,21 @@ from hex_llm.engine.request import Request
 BlockKey = bytes
 
 
-def extend_keys(request: Request, count: int, block_size: int, *, rope_switch: int | None = None) -> list[BlockKey]:
+def extend_keys(request: Request, count: int, block_size: int) -> list[BlockKey]:
     """The keys of the first `count` blocks of a request, all of them full; each is computed once."""
     keys = request.keys
     while len(keys) < count:
         start = len(keys) * block_size
         tokens = array("i", request.tokens(start, start + block_size))
-        keys.append(hashlib.sha256((keys[-1] if keys else _root(request, rope_switch)) + tokens.tobytes()).digest())
+        keys.append(hashlib.sha256((keys[-1] if keys else _root(request)) + tokens.tobytes()).digest())
     return keys[:count]
 
 
-def _root(request: Request, rope_switch: int | None) -> BlockKey:
+def _root(request: Request) -> BlockKey:
     """Keeps apart what must not be shared: equal tokens have other keys and values under another adapter, and in a
-    prompt above the rope's switch.
+    sequence above the rope's switch.
     """
-    origin = (request.cache_salt, request.adapter, request.is_long(rope_switch))
-    return hashlib.sha256(repr(origin).encode()).digest()
+    return hashlib.sha256(repr((request.cache_salt, request.adapter, request.is_long)).encode()).digest()
 
 
 class BlockPool:

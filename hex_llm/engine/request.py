@@ -53,6 +53,7 @@ class Request:
     num_preemptions: int = 0
     last_step: int = 0  # when it was preempted: the number of the last step that may hold a slice of it
     keys: list[bytes] = field(default_factory=list)  # of its full blocks, for the prefix cache
+    is_long: bool = False  # computed as a sequence above the rope's switch
     # Of the prompt's tokens, as far as they are known; nothing comes before the first.
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
     finish_reason: FinishReason | None = None
@@ -71,12 +72,6 @@ class Request:
         if len(self.output) + self.num_in_flight >= self.max_output:
             return 0
         return len(self.prompt) + len(self.output) + self.num_in_flight - self.num_computed
-
-    def is_long(self, rope_switch: int | None) -> bool:
-        """Whether all its tokens are above a rope's switch, because the prompt is. Where not, those are whose position
-        is: an output does not change how the prompt was computed.
-        """
-        return rope_switch is not None and len(self.prompt) > rope_switch
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """The known tokens from `start` to `stop`."""

@@ -6,6 +6,8 @@ before it has been read, so `schedule` counts a slice as computed at once, and `
 First come, first served: whatever runs came before whatever waits. Memory that runs out is taken from the youngest,
 which starts again later with its output kept; the oldest never gives way, so there is always progress.
 
+A sequence that grows beyond `Limits.rope_switch` is computed anew, because all its keys are rotated otherwise then.
+
 Where no layer sees further back than `Limits.reach` tokens, a request gives back what is out of reach as it goes on,
 and never has more than `Limits.most_blocks`, however long it gets.
 """
@@ -69,6 +71,8 @@ class Scheduler:
 
         Not chunked, a step only decodes when there is nothing to prefill.
         """
+        for request in [each for each in self.running.values() if each.num_pending and self._outgrown(each)]:
+            self._preempt(request)
         running = list(self.running.values())
         if self.limits.reach is not None:
             for request in running:
@@ -197,6 +201,8 @@ class Scheduler:
                 break
             if self.pool.num_free <= len(self.running):  # as `acquire` would find, but for a long prompt late
                 break
+            if self._outgrown(request):
+                request.is_long, request.keys = True, []
             found = self.pool.find(self._usable_keys(request), self.limits.reach_blocks)
             num_freed = found.count(0)
             count = min(-(-request.num_tokens // self.limits.block_size), num_freed + self.limits.most_blocks)
@@ -223,10 +229,12 @@ class Scheduler:
         """The keys under which a request may find blocks: never that of the last token, whose logits are wanted."""
         if not self.limits.prefix_caching or request.sampling.prompt_logprobs is not None:
             return []
-        return self._keys(request, (request.num_known - 1) // self.limits.block_size)
+        return extend_keys(request, (request.num_known - 1) // self.limits.block_size, self.limits.block_size)
 
-    def _keys(self, request: Request, count: int) -> list[bytes]:
-        return extend_keys(request, count, self.limits.block_size, rope_switch=self.limits.rope_switch)
+    def _outgrown(self, request: Request) -> bool:
+        """Whether a request was computed as a short sequence, and is one no longer."""
+        switch = self.limits.rope_switch
+        return switch is not None and not request.is_long and request.num_tokens > switch
 
     def _take(
         self, plan: _Plan, request: Request, length: int, pending: int, *, fresh: bool, num_old_blocks: int
@@ -265,7 +273,7 @@ class Scheduler:
         request, size = piece.request, self.limits.block_size
         first, end = piece.start // size, (piece.start + piece.length) // size
         if first < end:
-            keys = self._keys(request, end)
+            keys = extend_keys(request, end, size)
             for index in range(first, end):
                 self.pool.remember(request.blocks[index], keys[index])
 

@@ -28,5 +28,5 @@ class Batch:
     page_table: Array  # [S, B] int32
     num_decode: Array | None  # [] int32
     num_seqs: Array  # [] int32
-    long: Array | None = None  # [T] bool: whether the token is above the rope's switch; None: the model has none
+    long: Array | None = None  # [T] bool: of a sequence above the rope's switch; None: the model has no such
     plans: Mapping[Window, Any] | None = None  # what attention has worked out for all layers of a window (of 0: none)

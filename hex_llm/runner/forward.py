@@ -43,7 +43,7 @@ def _update_page_table(page_table: Array, fields: dict[str, Array]) -> Array:
 
 def _batch(fields: dict[str, Array], slots: Slots, layout: Layout) -> tuple[Batch, Array]:
     """The batch, and for each sequence the place of its last token."""
-    bucket, page_size, switch = layout.bucket, layout.shapes.page_size, layout.shapes.rope_switch
+    bucket, page_size = layout.bucket, layout.shapes.page_size
     tokens = fields["tokens"]
     tokens = jnp.where(tokens < 0, slots.last_token[-1 - jnp.minimum(tokens, -1)], tokens)
     place = jnp.arange(bucket.tokens, dtype=jnp.int32)
@@ -70,6 +70,6 @@ def _batch(fields: dict[str, Array], slots: Slots, layout: Layout) -> tuple[Batc
         page_table=table,
         num_decode=fields["counts"][0] if bucket.decode or bucket.tokens <= layout.shapes.mixed_tokens else None,
         num_seqs=fields["counts"][1],
-        long=None if switch is None else (flags[owner] & LONG > 0) | (positions >= switch),
+        long=flags[owner] & LONG > 0 if layout.shapes.has_long else None,
     )
     return batch, last

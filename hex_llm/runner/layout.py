@@ -21,7 +21,7 @@ COLUMNS = ("slot", "kv_len", "flags", *SAMPLING_COLUMNS)  # kv_len: tokens with 
 # The bits of the column `flags`.
 SAMPLES = 1  # the sampled token is kept
 HAS_RULES = 2  # what the history says of the slot is about this request, not about one before it
-LONG = 4  # the prompt is above the rope's switch, and with it all tokens are
+LONG = 4  # the sequence is above the rope's switch, and with it all its tokens are
 
 MAX_RULE_PREFIX = MAX_BAD_WORD_TOKENS - 1  # a bad word's tokens before its last
 
@@ -38,7 +38,7 @@ class Shapes:
     mixed_tokens: int  # the largest step with prompts that also holds the decodes of others; 0 where none does
     max_model_len: int
     vocab_size: int
-    rope_switch: int | None = None  # tokens of a sequence above which they are rotated otherwise; None: never
+    has_long: bool = False  # the model rotates long sequences otherwise than short ones
 
 
 @dataclass(frozen=True)

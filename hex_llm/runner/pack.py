@@ -76,8 +76,7 @@ class Packer:
         row[len(FLOAT_COLUMNS) :] = sampling.top_k, np.uint32(request.seed).view(np.int32)
         variant = needed_variant(request)
         self._variant[request.slot] = variant
-        rules, long = variant >= Variant.RULED, request.is_long(self._shapes.rope_switch)
-        self._flags[request.slot] = HAS_RULES * rules | LONG * long
+        self._flags[request.slot] = HAS_RULES * (variant >= Variant.RULED) | LONG * request.is_long
 
     def _layout(self, bucket: Bucket) -> Layout:
         if bucket not in self._layouts:

@@ -30,14 +30,16 @@ TOP = 3
 
 @dataclass(frozen=True)
 class Model:
-    """A token sees the last `reach`, itself too. It is long where it, or the prompt, is above the switch."""
+    """A token sees the last `reach`, itself too. In a sequence above the switch all tokens are long."""
 
     reach: int | None = None
     rope_switch: int | None = None
 
-    def number(self, numbers: np.ndarray, position: int, token: int, adapter: str, num_prompt: int) -> int:
+    def is_long(self, num_tokens: int) -> bool:
+        return self.rope_switch is not None and num_tokens > self.rope_switch
+
+    def number(self, numbers: np.ndarray, position: int, token: int, adapter: str, long: bool) -> int:
         """What the cache holds for a token, given what it holds for those before."""
-        long = self.rope_switch is not None and max(num_prompt, position + 1) > self.rope_switch
         seen = numbers[self.first(position) : position]
         return zlib.crc32(seen.tobytes(), zlib.crc32(f"{adapter} {long} {token}".encode())) & 0x7FFFFFFF
 
@@ -61,22 +63,27 @@ def logprobs_of(number: int) -> TokenLogprobs:
 def alone(request: Request, model: Model = PLAIN) -> list[int]:
     """The output of a request that has the device to itself, and never meets a scheduler."""
     numbers, num_prompt = np.zeros(len(request.prompt) + request.max_output, np.int64), len(request.prompt)
-    tokens = list(request.prompt)
-    for position in range(len(numbers) - 1):
-        numbers[position] = model.number(numbers, position, tokens[position], request.adapter, num_prompt)
-        if position >= num_prompt - 1:
-            tokens.append(model.next_token(numbers, position, request.seed))
-            if tokens[-1] in request.stop_ids:
-                break
+    tokens, num_computed, long = list(request.prompt), 0, False
+    while len(tokens) < len(numbers):
+        if model.is_long(len(tokens)) and not long:
+            num_computed, long = 0, True
+        for position in range(num_computed, len(tokens)):
+            numbers[position] = model.number(numbers, position, tokens[position], request.adapter, long)
+        num_computed = len(tokens)
+        tokens.append(model.next_token(numbers, num_computed - 1, request.seed))
+        if tokens[-1] in request.stop_ids:
+            break
     return tokens[num_prompt:]
 
 
 def logprobs_alone(request: Request, tokens: Sequence[int], model: Model = PLAIN) -> list[TokenLogprobs]:
     """What is said of each of `tokens` but the first."""
-    numbers = np.zeros(len(tokens), np.int64)
-    for position, token in enumerate(tokens[:-1]):
-        numbers[position] = model.number(numbers, position, token, request.adapter, len(request.prompt))
-    return [logprobs_of(int(number)) for number in numbers[:-1]]
+    numbers = np.zeros((2, len(tokens)), np.int64)  # in a short sequence, and in a long one
+    for long, row in enumerate(numbers):
+        for position, token in enumerate(tokens[:-1]):
+            row[position] = model.number(row, position, token, request.adapter, bool(long))
+    told_in = [int(model.is_long(max(len(request.prompt), position + 1))) for position in range(len(tokens) - 1)]
+    return [logprobs_of(int(numbers[long, position])) for position, long in enumerate(told_in)]
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,7 @@ class Row:
     slot: int
     seed: int
     adapter: str
-    num_prompt: int
+    long: bool
     fresh: bool
     start: int
     tokens: list[int]
@@ -146,7 +153,7 @@ class FakeRunner:
                     slot=request.slot,
                     seed=request.seed,
                     adapter=request.adapter,
-                    num_prompt=len(request.prompt),
+                    long=request.is_long,
                     fresh=piece.fresh,
                     start=piece.start,
                     tokens=request.tokens(piece.start, end),
@@ -213,7 +220,7 @@ class FakeRunner:
             end = row.start + row.length
             cells = self.cache[table[: -(-end // size)]].reshape(-1)[:end]
             for position, token in enumerate(inputs, row.start):
-                cells[position] = self.model.number(cells, position, token, row.adapter, row.num_prompt)
+                cells[position] = self.model.number(cells, position, token, row.adapter, row.long)
                 self.cache[table[position // size], position % size] = cells[position]
             about.append(logprobs_of(int(cells[-1])))
             of_prompts.append(_stack([logprobs_of(int(c)) for c in cells[row.start :]]))

@@ -46,39 +46,39 @@ def test_another_salt_or_adapter_shares_no_prefix(other):
 
 def test_a_prompt_above_the_ropes_switch_shares_no_prefix_with_one_below():
     engine, _ = make_engine(rope_switch=16)
-    short, long = make_request(range(14)), make_request(range(20))
+    short, long = make_request(range(14), 2), make_request(range(20))
     run(engine, short)
     outputs = run(engine, long)
     assert long.num_cached == 0
     assert outputs_of(outputs, long) == alone(long, Model(rope_switch=16))
-    short, long = make_request(range(16)), make_request(range(17))
+    short, long = make_request(range(16), 1), make_request(range(17))
     outputs = run(engine, short, long)
     assert (short.num_cached, long.num_cached) == (12, 16)
     assert outputs_of(outputs, short) == alone(short, Model(rope_switch=16))
     assert outputs_of(outputs, long) == alone(long, Model(rope_switch=16))
 
 
-def test_an_output_that_passed_the_ropes_switch_is_no_prefix_of_a_prompt_above_it():
+def test_a_sequence_that_grows_beyond_the_ropes_switch_is_computed_anew_once():
     engine, runner = make_engine(rope_switch=16)
-    first = make_request(range(10), 20)
-    outputs = run(engine, first)
-    assert outputs_of(outputs, first) == alone(first, runner.model)
+    first, other = make_request(range(10), 20), make_request(range(30, 35), 20)
+    outputs = run(engine, first, other)
+    for request in (first, other):
+        assert outputs_of(outputs, request) == alone(request, runner.model)
+        starts = [start for step in runner.steps for name, start, _ in step if name == request.id]
+        assert starts.count(0) == 2
+    lengths = [length for step in runner.steps for name, start, length in step if name == first.id and start == 0]
+    assert lengths == [10, 17]
     following = make_request([*range(10), *alone(first, runner.model), 1])
     outputs = run(engine, following)
-    assert following.num_cached == 0
+    assert following.num_cached == 28  # what was computed anew, not what was before
     assert outputs_of(outputs, following) == alone(following, runner.model)
 
 
-def test_an_output_above_the_ropes_switch_is_computed_again_as_it_was_before():
+def test_a_request_that_ends_at_the_ropes_switch_is_not_computed_anew():
     engine, runner = make_engine(rope_switch=16)
-    request = make_request(range(10), 20)
-    engine.add(request)
-    outputs = [output for _ in range(16) for output in engine.step()]
-    engine._scheduler._preempt(request)
-    outputs += drain(engine)
-    assert outputs_of(outputs, request) == alone(request, runner.model)
-    (again,) = (start for step in runner.steps for _, start, length in step if start > 0 and length > 1)
-    assert again == 24  # its own blocks are found, also those above the switch
+    request = make_request(range(10), 7)
+    assert outputs_of(run(engine, request), request) == alone(request, runner.model)
+    assert [start for step in runner.steps for _, start, _ in step].count(0) == 1
 
 
 def test_hits_are_reported_in_units_and_used_in_blocks():
