@@ -118,8 +118,7 @@ def test_a_token_of_few_gets_the_same_bits_whoever_is_beside_it():
 
 def test_nothing_that_the_kernel_in_front_writes_is_read_before_it_has_ended(simulator):
     old, fresh = 3.0, 77.0  # what was there before, and what the kernel in front writes
-    expert = jnp.asarray([2, 0], jnp.int32)
-    which = gpu_few.Touched(count=jnp.ones(1, jnp.int32), expert=expert, share=jnp.full((3, 8), fresh, jnp.float32))
+    which = gpu_few.Touched(jnp.asarray([1, 2, 0], jnp.int32), share=jnp.full((3, 8), fresh, jnp.float32))
     x, weight = jnp.full((8, 128), fresh, jnp.bfloat16), jnp.full((3, 128, 128), fresh, jnp.bfloat16)
     gpu_few.gate_up_product(x, weight, None, which, activation="silu", plan=FEW[0]).block_until_ready()
     assert not simulator, "which experts there are is not known before"
@@ -192,6 +191,20 @@ def test_tpus_do_what_the_reference_says():
     out = run(*arrays, activation="clamped_silu", interpret=True)
     assert out.shape == (1, 300, 128)
     assert_close(out, arrays, "clamped_silu")
+
+
+@pytest.mark.parametrize("num_experts", [1, 8, 31, 32, 33, 128, 160])
+def test_touched_experts_come_in_order_with_their_shares(num_experts):
+    random = np.random.default_rng(num_experts)
+    for tokens, k in ((1, 1), (3, min(num_experts, 8)), (100, 1)):
+        chosen, share = choices(random, tokens, k, num_experts)
+        which = jax.jit(gpu_few.touched, static_argnums=2)(chosen, share, num_experts)
+        count, *order = np.asarray(which.order).tolist()
+        assert len(order) == min(num_experts, tokens * k)
+        assert order[:count] == np.unique(chosen).tolist()
+        want = np.zeros((num_experts, -(-tokens // 8) * 8), np.float32)
+        want[np.asarray(chosen), np.arange(tokens)[:, None]] = share
+        assert (np.asarray(which.share) == want).all()
 
 
 @pytest.mark.parametrize("tile", [1, 8, 64])
