@@ -1,5 +1,6 @@
 """A mixture of experts: which of them a token goes to, and what they make of it."""
 
+import functools
 from typing import Protocol
 
 import jax
@@ -37,18 +38,22 @@ class Experts:
 
 
 def route_softmax(
-    x: Array, router: Array, k: int, *, renormalised: bool, bias: Array | None = None
+    x: Array, router: Array, k: int, *, renormalised: bool, bias: Array | None = None, tokens: int | None = None
 ) -> tuple[Array, Array]:
     """[T, D] -> the k likeliest experts of each token, [T, k] int32, and their probabilities, [T, k] float32.
 
-    `renormalised`, those of a token add up to 1. `x` must have the tokens of the batch and no rows beyond: whatever is
-    chosen is computed.
+    `renormalised`, those of a token add up to 1. Where `x` has more rows than there are tokens, say `tokens`: whatever
+    is chosen is computed, and the rows beyond would choose, too.
     """
-    logits = linear_float32(x, router, bias)
+    logits = linear_float32(x, router, bias)[:tokens]
     best, chosen = jax.lax.top_k(logits, k)
-    whole = best if renormalised else logits  # what adds up to 1
-    share = jnp.exp(best - jax.nn.logsumexp(whole, axis=-1, keepdims=True))
-    return chosen.astype(jnp.int32), share
+    likelihood = jnp.exp(best - best[:, :1])  # the first is the largest
+    if renormalised:
+        # Written as additions, which fuse into whatever comes next.
+        total = functools.reduce(jnp.add, [likelihood[:, j : j + 1] for j in range(k)])
+    else:
+        total = jnp.sum(jnp.exp(logits - best[:, :1]), axis=1, keepdims=True)
+    return chosen.astype(jnp.int32), likelihood / total
 
 
 def experts_mlp(x: Array, experts: HasExperts, chosen: Array, share: Array, *, activation: Activation) -> Array:

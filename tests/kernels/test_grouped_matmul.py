@@ -1,14 +1,18 @@
 """The experts of a layer: every implementation against the reference; the GPU's in a simulator that looks for races."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels import hopper
 from hex_llm.kernels.grouped_matmul import api, gpu, gpu_few, gpu_many, reference, xla
 from hex_llm.kernels.grouped_matmul.groups import group_rows, most_tiles
 from tests.kernels.simulator import simulation
+from tests.kernels.test_copy_alignment import alignment_of
 
 # (E, k, D, F)
 SERVED = {
@@ -29,8 +33,8 @@ MANY = (gpu_many.Plan(rows=64, columns=64, slots=2, blocks=3), gpu_many.Plan(row
 @pytest.fixture
 def simulator():
     """A block leaves no barrier before all that was to arrive has arrived."""
-    with simulation(all_phases=True):
-        yield
+    with simulation(all_phases=True) as early_reads:
+        yield early_reads
 
 
 def choices(random, tokens, k, num_experts, among=None):
@@ -105,12 +109,57 @@ def test_the_kernel_for_few_tokens_does_what_the_reference_says(tokens, k, num_e
 def test_a_token_of_few_gets_the_same_bits_whoever_is_beside_it():
     x, gate_up, bias, down, chosen, share = inputs(3, 2, 4, 128, 128)
     chosen = jnp.asarray([[3, 0], [1, 0], [0, 2]], jnp.int32)
-    # Of its neighbour an expert that this one did not choose makes infinity, and 0 times that is no number.
-    x, gate_up = x.at[2].set(1e38), gate_up.at[2].set(1)
+    gate_up = gate_up.at[2].set(1e38)  # an expert of its neighbour makes infinity of all, and 0 times that is no number
     together = gpu_few.experts(x, gate_up, bias, down, chosen, share, activation="silu", plans=FEW)
     alone = gpu_few.experts(x[1:2], gate_up, bias, down, chosen[1:2], share[1:2], activation="silu", plans=FEW)
     assert np.isfinite(np.asarray(alone)).all()
     assert (together[:, 1] == alone[:, 0]).all()
+
+
+def test_nothing_that_the_kernel_in_front_writes_is_read_before_it_has_ended(simulator):
+    old, fresh = 3.0, 77.0  # what was there before, and what the kernel in front writes
+    which = gpu_few.Touched(jnp.asarray([1, 2, 0], jnp.int32), share=jnp.full((3, 8), fresh, jnp.float32))
+    x, weight = jnp.full((8, 128), fresh, jnp.bfloat16), jnp.full((3, 128, 128), fresh, jnp.bfloat16)
+    gpu_few.gate_up_product(x, weight, None, which, activation="silu", plan=FEW[0]).block_until_ready()
+    assert not simulator, "which experts there are is not known before"
+    hidden, weight = jnp.full((2, 8, 128), fresh, jnp.bfloat16), jnp.full((3, 64, 128), old, jnp.bfloat16)
+    gpu_few.down_product(hidden, weight, which, plan=FEW[1]).block_until_ready()
+    assert any((np.asarray(values, np.float32) == old).any() for values in simulator)
+    assert not any((np.asarray(values, np.float32) == fresh).any() for values in simulator)
+
+
+@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("tokens", [3, 128, 200, 8192])
+def test_copies_begin_where_copies_may(monkeypatch, name, tokens):
+    found = []
+
+    def record(function, place):
+        def copy(*args, **options):
+            found.append(alignment_of(args[place]))
+            return function(*args, **options)
+
+        return copy
+
+    for copy, place in (("copy_gmem_to_smem", 1), ("copy_smem_to_gmem", 0)):
+        monkeypatch.setattr(plgpu, copy, record(getattr(plgpu, copy), place))
+    num_experts, k, width, size = SERVED[name]
+    arrays = [
+        jax.ShapeDtypeStruct(shape, dtype)
+        for shape, dtype in (
+            ((tokens, width), jnp.bfloat16),
+            ((num_experts, 2 * size, width), jnp.bfloat16),
+            ((num_experts, 2 * size), jnp.bfloat16),
+            ((num_experts, width, size), jnp.bfloat16),
+            ((tokens, k), jnp.int32),
+            ((tokens, k), jnp.float32),
+        )
+    ]
+    jax.clear_caches()
+    out = jax.eval_shape(functools.partial(gpu.experts, activation="silu"), *arrays)
+    jax.clear_caches()
+    assert out.shape[1:] == (-(-tokens // 8) * 8, width)
+    assert found
+    assert all(divisor % wanted == 0 for divisor, wanted in found)
 
 
 @pytest.mark.usefixtures("simulator")
@@ -142,6 +191,20 @@ def test_tpus_do_what_the_reference_says():
     out = run(*arrays, activation="clamped_silu", interpret=True)
     assert out.shape == (1, 300, 128)
     assert_close(out, arrays, "clamped_silu")
+
+
+@pytest.mark.parametrize("num_experts", [1, 8, 31, 32, 33, 128, 160])
+def test_touched_experts_come_in_order_with_their_shares(num_experts):
+    random = np.random.default_rng(num_experts)
+    for tokens, k in ((1, 1), (3, min(num_experts, 8)), (100, 1)):
+        chosen, share = choices(random, tokens, k, num_experts)
+        which = jax.jit(gpu_few.touched, static_argnums=2)(chosen, share, num_experts)
+        count, *order = np.asarray(which.order).tolist()
+        assert len(order) == min(num_experts, tokens * k)
+        assert order[:count] == np.unique(chosen).tolist()
+        want = np.zeros((num_experts, -(-tokens // 8) * 8), np.float32)
+        want[np.asarray(chosen), np.arange(tokens)[:, None]] = share
+        assert (np.asarray(which.share) == want).all()
 
 
 @pytest.mark.parametrize("tile", [1, 8, 64])

@@ -29,6 +29,17 @@ def test_renormalised_shares_add_up_to_one_and_the_router_s_bias_counts():
     np.testing.assert_allclose(share, want / want.sum(axis=1, keepdims=True), rtol=1e-5)
 
 
+def test_rows_that_are_no_tokens_choose_nothing():
+    x, router = some(8, 8), some(6, 8, seed=1)
+    for got, want in zip(
+        route_softmax(x, router, 2, renormalised=True, tokens=3),
+        route_softmax(x[:3], router, 2, renormalised=True),
+        strict=True,
+    ):
+        assert got.shape == (3, 2)
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
 def test_of_equal_experts_the_first_is_chosen():
     chosen, share = route_softmax(jnp.ones((1, 4)), jnp.ones((5, 4)), 2, renormalised=True)
     assert chosen.tolist() == [[0, 1]]

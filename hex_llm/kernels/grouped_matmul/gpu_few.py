@@ -28,6 +28,7 @@ from hex_llm.pytree import pytree
 
 SHARED_BYTES = 222 * 1024  # for the ring: of 227 KB, so that a small kernel can stand beside
 MAX_SPLITS = 8
+WORD = 32  # bits
 
 
 @dataclass(frozen=True)
@@ -45,28 +46,55 @@ class Plan:
 class Touched:
     """The experts that any token has chosen, and what each gives to whom."""
 
-    count: Array  # [1] int32
-    expert: Array  # [min(E, T k)] int32, of which the first `count` count
+    order: Array  # [1 + min(E, T k)] int32: how many there are, then which
     share: Array  # [E, rows of tokens] float32, 0 where not chosen
 
 
 def touched(chosen: Array, share: Array, num_experts: int) -> Touched:
-    """In few and small operations: they stand between kernels that wait for them."""
+    """In three small operations, because they stand between kernels that wait for them."""
     tokens, k = chosen.shape
     ids = jnp.arange(num_experts, dtype=jnp.int32)
     pad = ((0, padded(tokens) - tokens), (0, 0))
-    chosen, share = jnp.pad(chosen, pad, constant_values=-1), jnp.pad(share.astype(jnp.float32), pad)
-    terms = [jnp.where(chosen[None, :, j] == ids[:, None], share[None, :, j], 0) for j in range(k)]
-    used = jnp.any((chosen.reshape(1, -1) == ids[:, None]), axis=1)
-    # The rank of an expert is the number of used ones before it, and the n-th is the one with rank n.
-    before = jnp.sum((used[None, :] & (ids[None, :] < ids[:, None])).astype(jnp.int32), axis=1)
-    most = min(num_experts, tokens * k)
-    is_nth = used[None, :] & (before[None, :] == jnp.arange(most, dtype=jnp.int32)[:, None])
+    rows, shares = jnp.pad(chosen, pad, constant_values=-1), jnp.pad(share.astype(jnp.float32), pad)
+    terms = [jnp.where(rows[None, :, j] == ids[:, None], shares[None, :, j], 0) for j in range(k)]
     return Touched(
-        count=jnp.sum(used.astype(jnp.int32), keepdims=True),
-        expert=jnp.sum(jnp.where(is_nth, ids[None, :], 0), axis=1),
-        share=functools.reduce(jnp.add, terms),
+        _in_order(_bits(chosen, num_experts), min(num_experts, chosen.size)), functools.reduce(jnp.add, terms)
     )
+
+
+def _bits(chosen: Array, num_experts: int) -> Array:
+    """A bit for each expert that was chosen, in words of 32."""
+    flat = chosen.reshape(1, -1)
+    word = jnp.arange(-(-num_experts // WORD), dtype=jnp.int32)[:, None]
+    bits = jnp.where(flat // WORD == word, jnp.uint32(1) << (flat % WORD).astype(jnp.uint32), jnp.uint32(0))
+    return lax.reduce(bits, jnp.uint32(0), lax.bitwise_or, (1,))
+
+
+def _in_order(words: Array, most: int) -> Array:
+    """How many bits are set, then the numbers of these bits, of which there are at most `most`.
+
+    The n-th is the last place with no more than n bits before it, and is searched by halving: all of it is done for
+    each n by itself, and so is one operation.
+    """
+    num_words = words.shape[0]
+    total = num_words * WORD
+
+    def before(place: Array) -> Array:
+        counts = []
+        for i in range(num_words):
+            bits = jnp.clip(place - i * WORD, 0, WORD)
+            # A shift by all 32 bits is not defined.
+            mask = jnp.where(
+                bits == 0, jnp.uint32(0), ~jnp.uint32(0) >> (WORD - jnp.maximum(bits, 1)).astype(jnp.uint32)
+            )
+            counts.append(lax.population_count(words[i] & mask))
+        return functools.reduce(jnp.add, counts).astype(jnp.int32)
+
+    nth = jnp.arange(-1, most, dtype=jnp.int32)
+    place = jnp.zeros_like(nth)
+    for step in (1 << i for i in reversed(range((total - 1).bit_length()))):
+        place = jnp.where(before(place + step) <= nth, place + step, place)
+    return jnp.where(nth < 0, before(jnp.full_like(nth, total)), jnp.minimum(place, total - 1))
 
 
 def gate_up_plan(tokens: int, size: int, width: int) -> Plan:
@@ -133,14 +161,14 @@ def experts(
 def gate_up_product(
     x: Array, weight: Array, bias: Array | None, which: Touched, *, activation: Activation, plan: Plan
 ) -> Array:
-    """[rows, D] x [E, 2F, D] -> [most touched, rows, F] in the type of `x`, by the share. Not written past `count`."""
+    """[rows, D] x [E, 2F, D] -> [most touched, rows, F] in the type of `x`, by the share; written for the touched."""
     batch, width = x.shape
-    size, most = weight.shape[1] // 2, which.expert.shape[0]
+    size, most = weight.shape[1] // 2, which.order.shape[0] - 1
     ring = _ring(batch, plan, x.dtype, weights=2)
     tiles, steps = size // ring.rows, width // plan.depth
     blocks = min(plan.blocks or num_sms(), most * tiles)
 
-    def body(x_ref, w_ref, count_ref, expert_ref, share_ref, *refs):
+    def body(x_ref, w_ref, order_ref, share_ref, *refs):
         bias_ref, (out_ref, *scratch) = (refs[0], refs[1:]) if bias is not None else (None, refs)
 
         def place(piece):
@@ -150,14 +178,14 @@ def gate_up_product(
 
         def weights(piece, step):
             (nth, first), columns = place(piece), pl.ds(step * plan.depth, plan.depth)
-            return [w_ref.at[expert_ref[nth], pl.ds(first + i * size, ring.rows), columns] for i in range(2)]
+            return [w_ref.at[order_ref[1 + nth], pl.ds(first + i * size, ring.rows), columns] for i in range(2)]
 
         def x_part(_, step):
             return x_ref.at[:, pl.ds(step * plan.depth, plan.depth)]
 
         def finish(piece, worker, sums):
             nth, first = place(piece)
-            expert, row = expert_ref[nth], first + worker * MMA_ROWS
+            expert, row = order_ref[1 + nth], first + worker * MMA_ROWS
             if bias_ref is not None:
                 sums = [
                     _add_to_rows(each, bias_ref.at[expert, pl.ds(row + i * size, MMA_ROWS)])
@@ -171,12 +199,12 @@ def gate_up_product(
 
         def work():
             plgpu.griddepcontrol_wait()
-            pieces = lax.div(count_ref[0] * tiles - lax.axis_index("block") + blocks - 1, blocks)
+            pieces = lax.div(order_ref[0] * tiles - lax.axis_index("block") + blocks - 1, blocks)
             return Work(pieces, steps, weights, x_part, finish, early=False)
 
         run(ring, work, *scratch)
 
-    arrays = [x, weight, which.count, which.expert, which.share] + ([] if bias is None else [bias])
+    arrays = [x, weight, which.order, which.share] + ([] if bias is None else [bias])
     return _kernel(body, (most, batch, size), x.dtype, ring, blocks)(*arrays)
 
 
@@ -192,7 +220,7 @@ def down_product(hidden: Array, weight: Array, which: Touched, *, plan: Plan) ->
     tiles, steps = width // plan.rows, size // plan.depth // plan.splits
     blocks = min(plan.blocks or num_sms(), tiles * plan.splits)
 
-    def body(hidden_ref, w_ref, count_ref, expert_ref, out_ref, *scratch):
+    def body(hidden_ref, w_ref, order_ref, out_ref, *scratch):
         block = lax.axis_index("block")
 
         def place(piece):
@@ -205,7 +233,7 @@ def down_product(hidden: Array, weight: Array, which: Touched, *, plan: Plan) ->
 
         def weights(piece, step):
             first, split = place(piece)
-            expert = expert_ref[lax.div(step, steps)]
+            expert = order_ref[1 + lax.div(step, steps)]
             return [w_ref.at[expert, pl.ds(first, plan.rows), columns(split, step)]]
 
         def hidden_part(piece, step):
@@ -217,12 +245,12 @@ def down_product(hidden: Array, weight: Array, which: Touched, *, plan: Plan) ->
 
         def work():
             pieces = lax.div(tiles * plan.splits - block + blocks - 1, blocks)
-            return Work(pieces, count_ref[0] * steps, weights, hidden_part, finish, early=True)
+            return Work(pieces, order_ref[0] * steps, weights, hidden_part, finish, early=True)
 
         run(ring, work, *scratch)
 
     kernel = _kernel(body, (plan.splits, batch, width), jnp.float32, ring, blocks)
-    return kernel(hidden, weight, which.count, which.expert)
+    return kernel(hidden, weight, which.order)
 
 
 def _ring(batch: int, plan: Plan, dtype: Any, *, weights: int) -> Ring:
