@@ -24,6 +24,7 @@ from benchmarks.h200_part import Results, Settings, as_argument, run_part
 from benchmarks.h200_settings import Sizes
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention import api
+from hex_llm.kernels.window import Window
 
 
 @dataclass(frozen=True)
@@ -35,22 +36,22 @@ class Case:
     kv_heads: int = 8
     width: int = 128
     page: int = 32
-    window: int | None = None
+    window: Window | None = None
     soft_cap: float | None = None
     fp8: bool = False
 
 
 _KINDS: tuple[dict[str, Any], ...] = (
     {},
-    {"window": 100, "page": 16},
+    {"window": Window(100), "page": 16},
     {"soft_cap": 30.0, "width": 256, "heads": 16},
     {"width": 64, "page": 8, "heads": 24},
     {"width": 96, "heads": 8, "page": 64},
     {"fp8": True},
     {"fp8": True, "width": 256, "heads": 16},
     {"heads": 28, "kv_heads": 4, "page": 128},
-    {"heads": 16, "kv_heads": 1, "page": 256, "window": 64},
-    {"heads": 40, "soft_cap": 5.0, "window": 33},
+    {"heads": 16, "kv_heads": 1, "page": 256, "window": Window(64)},
+    {"heads": 40, "soft_cap": 5.0, "window": Window(33)},
 )
 _OF_A_KIND: dict[str, Callable[[Case], bool]] = {
     "decode": lambda case: not case.mixed,

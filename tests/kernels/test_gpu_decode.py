@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -102,6 +103,34 @@ def test_few_rows_are_cut_so_that_all_cores_work():
 SINKS = np.asarray([1, -3, 0, 4, 2.5, -100, 7, -1], ml_dtypes.bfloat16)
 
 
+@pytest.mark.parametrize(
+    ("seqs", "heads", "kv_heads"),
+    [
+        (64, 28, 4),
+        (1, 28, 4),
+        (2, 28, 4),
+        (3, 3, 1),
+        (8, 6, 2),
+        (5, 40, 8),
+        (64, 32, 8),
+        (1, 16, 1),
+        (4, 12, 4),
+        (8, 26, 2),
+    ],
+)
+def test_the_queries_of_a_row_are_among_those_that_are_copied_for_it(seqs, heads, kv_heads):
+    q = jax.ShapeDtypeStruct((seqs, heads, 128), jnp.bfloat16)
+    pages = jax.ShapeDtypeStruct((9, 2, kv_heads, 32, 128), jnp.bfloat16)
+    sizes: Any = gpu_decode.sizes_of(q, pages, gpu_decode.DEFAULT)  # pyright: ignore[reportArgumentType]
+    row = jnp.arange(seqs * kv_heads)
+    copied = 8 * np.asarray(sizes.first_q_block(row))
+    group, total = heads // kv_heads, seqs * (kv_heads * sizes.q_rows if sizes.padded else heads)
+    np.testing.assert_array_equal(copied + sizes.first_q_row(row), row * (sizes.q_rows if sizes.padded else group))
+    assert copied.min() >= 0
+    assert (copied + sizes.q_rows).max() <= total
+    assert (sizes.first_q_row(row) + group).max() <= sizes.q_rows if not sizes.padded else group <= sizes.q_rows
+
+
 def run(q, pages, table, lengths, *, tuning=gpu_decode.DEFAULT, cores=3, window=None, sinks=None, **options):
     plan = plan_decode(
         jnp.asarray(lengths, jnp.int32), num_kv_heads=pages.shape[2], window=window, num_cores=cores, tuning=tuning
@@ -135,9 +164,12 @@ def compare(lengths, heads, kv_heads, head_dim, page_size, dtype, *, tuning=gpu_
         ([300], 7, 1, 96, 128, BF16, {"tuning": Tuning(slots=2, largest_chunk=1)}),
         ([70, 0, 257], 4, 2, 64, 32, BF16, {"tuning": dataclasses.replace(MANY_CHUNKS, workers=1)}),
         ([64, 130], 16, 1, 256, 64, BF16, {}),
+        ([64, 130], 2, 1, 256, 64, BF16, {"tuning": Tuning(turned=False), "soft_cap": 3.0}),
+        ([70, 0, 513], 8, 2, 128, 32, BF16, {"tuning": dataclasses.replace(MANY_CHUNKS, turned=True)}),
+        ([150, 0, 101, 9], 14, 2, 64, 8, FP8, {"tuning": Tuning(turned=True, tile=128), "window": Window(75)}),
         ([90, 65], 4, 1, 128, 16, FP8, {"tuning": MANY_CHUNKS}),
         ([150, 101, 300, 1], 4, 2, 64, 32, BF16, {"window": Window(100, chunked=True), "tuning": MANY_CHUNKS}),
-        ([70, 0, 257], 6, 2, 64, 32, BF16, {"sinks": SINKS[:6], "tuning": MANY_CHUNKS}),
+        ([70, 0, 257, 5], 6, 2, 64, 32, BF16, {"sinks": SINKS[:6], "tuning": MANY_CHUNKS}),
         ([70, 1], 8, 1, 128, 32, BF16, {"sinks": SINKS, "soft_cap": 3.0, "window": Window(60, chunked=True)}),
     ],
     ids=[
@@ -146,6 +178,9 @@ def compare(lengths, heads, kv_heads, head_dim, page_size, dtype, *, tuning=gpu_
         "large-page",
         "one-worker",
         "head-256",
+        "head-256-in-rows",
+        "turned-chunks",
+        "turned-fp8-window",
         "fp8",
         "chunked-window",
         "sinks",
@@ -195,7 +230,7 @@ def test_rows_that_hold_no_query_have_no_weights():
     q, pages, table = jnp.ones((2, 8, 64), jnp.bfloat16), jnp.asarray(pages), jnp.asarray(table)
     plan = plan_decode(jnp.asarray(lengths, jnp.int32), num_kv_heads=2, num_cores=3)
     sizes = gpu_decode.sizes_of(q, pages, gpu_decode.DEFAULT)
-    softmax = gpu_decode._Softmax(scale=SCALE, window=None, soft_cap=None)
+    softmax = gpu_decode.Softmax(scale=SCALE, window=None, soft_cap=None)
     _, exponents = gpu_decode._attend(q, pages, table, plan, sizes, softmax)
     first_chunks = np.asarray(exponents)[:, 0]
     assert np.isfinite(first_chunks[:, : sizes.q_rows]).all()

@@ -42,7 +42,7 @@ def merge(
         if sinks_ref is not None:
             begin = [(sinks_ref[first_sink + i].astype(jnp.float32) * LOG2E, jnp.float32(1)) for i in range(heads)]
         plgpu.griddepcontrol_wait()
-        first_q_row = z.first_q_row(lax.rem(row, z.num_kv_heads)) + first_head
+        first_q_row = z.first_q_row(jnp.minimum(row, z.rows - 1)) + first_head
 
         def merge_some(turn: Array, sums: list[tuple[Array, Array, Array]]) -> list[tuple[Array, Array, Array]]:
             start = turn * at_once

@@ -16,8 +16,11 @@ class Tuning:
     """What can be chosen freely; the plan and the kernel must agree on it."""
 
     tile: int = 64  # tokens per ring slot: a multiple of 64
-    slots: int = 4  # of the ring, if as many fit
-    workers: int = 2  # warpgroups that multiply: one, or two which take a CTA's chunks in turn
+    slots: int | None = None  # of the ring, if as many fit; None: as many as are good for the shape
+    turned: bool | None = (
+        None  # queries as columns, which heads of a multiple of 64 can be; None: where heads are large
+    )
+    workers: int = 2  # warpgroups that multiply: one, or two which take a CTA's chunks in turn (turned: one)
     # Rows of unlike length share well only if no chunk is large, for a share is off by up to one chunk. Those who are
     # late have the memory to themselves, but an SM alone reads little faster than one of many.
     largest_chunk: int = 12  # tiles, where max_chunks allows it

@@ -1,6 +1,7 @@
 """The sizes of one decode attention on Hopper, as its kernels need them, and which of them they do."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,6 +14,8 @@ from hex_llm.kernels.paged_attention.gpu_decode_plan import Tuning, max_chunks
 SWIZZLE_ROWS = 8  # rows of one swizzled tile in shared memory
 Q_SLOTS = 2  # queries of this chunk and of the next
 SHARED_MEMORY = 226 * 1024  # bytes a CTA may use, less some for barriers
+REDUCTION_BYTES = 2048  # what Pallas takes for a sum or a maximum over all warps
+RING, TURNED_RING = 128 * 1024, 192 * 1024  # bytes of keys and values under way, if they fit
 HEAD_DIMS = (64, 96, 128, 256)
 LARGEST_GROUP = 16
 
@@ -27,7 +30,8 @@ class Sizes:
     head_dim: int
     page_size: int
     q_rows: int  # rows that are copied for one group: a multiple of a swizzled tile's
-    padded: bool  # each group has q_rows of its own; otherwise several groups share them
+    padded: bool  # each group has q_rows of its own; otherwise neighbours share them
+    turned: bool  # queries are the columns of products; otherwise their rows
     tile: int
     slots: int
     workers: int  # warpgroups that multiply
@@ -53,9 +57,18 @@ class Sizes:
     def max_chunks(self) -> int:
         return max_chunks(self.rows)
 
-    def first_q_row(self, head: Array) -> Array | int:
-        """Where a head's group begins in its block of q_rows."""
-        return 0 if self.padded else lax.rem(head * self.group, self.q_rows)
+    def first_q_block(self, row: Array) -> Array:
+        """The first of the blocks of SWIZZLE_ROWS query heads that hold a row's group."""
+        if self.padded:
+            return row * (self.q_rows // SWIZZLE_ROWS)
+        block = lax.div(row * self.group, SWIZZLE_ROWS)
+        if self.group % SWIZZLE_ROWS == 0 or SWIZZLE_ROWS % self.group == 0:
+            return block
+        return jnp.minimum(block, (self.rows * self.group - self.q_rows) // SWIZZLE_ROWS)
+
+    def first_q_row(self, row: Array) -> Array | int:
+        """Where a row's group begins in its q_rows."""
+        return 0 if self.padded else row * self.group - SWIZZLE_ROWS * self.first_q_block(row)
 
 
 def refusal(q_shape: tuple[int, ...], pages_shape: tuple[int, ...], q_dtype: Any, pages_dtype: Any) -> str | None:
@@ -77,16 +90,24 @@ def sizes_of(q: Array, pages: Array, tuning: Tuning) -> Sizes:
     num_seqs, num_heads, head_dim = q.shape
     _, _, num_kv_heads, page_size, _ = pages.shape
     group = num_heads // num_kv_heads
-    q_rows = pl.cdiv(group, SWIZZLE_ROWS) * SWIZZLE_ROWS
-    out_columns = min(head_dim, 128)
+    # Queries are copied in blocks, which groups may straddle. With few heads in all, each gets blocks of its own.
+    q_rows = _whole_blocks(group + SWIZZLE_ROWS - math.gcd(group, SWIZZLE_ROWS))
+    padded = bool(num_seqs * num_heads % SWIZZLE_ROWS) or q_rows > num_seqs * num_heads
+    if padded:
+        q_rows = _whole_blocks(group)
     # 8-bit pages are widened to float16, which takes one instruction for two numbers.
     dtype = jnp.dtype(jnp.bfloat16 if pages.dtype == jnp.bfloat16 else jnp.float16)
-    # Where heads are large, a second worker's place for its output would cost half of the ring.
-    workers = tuning.workers if head_dim <= 128 else 1
-    fixed = MMA_ROWS * (Q_SLOTS * dtype.itemsize * head_dim + workers * 4 * out_columns)
+    turned = head_dim > 128 if tuning.turned is None else tuning.turned
+    workers, out_columns = 1 if turned else tuning.workers, head_dim if head_dim <= 128 else 64
+    if turned:
+        fixed = q_rows * (Q_SLOTS * dtype.itemsize * head_dim + 4 * head_dim + dtype.itemsize * tuning.tile)
+        fixed += REDUCTION_BYTES
+    else:
+        fixed = MMA_ROWS * (Q_SLOTS * dtype.itemsize * head_dim + workers * 4 * out_columns)
     if pages.dtype != dtype:
         fixed += workers * 2 * tuning.tile * head_dim * dtype.itemsize
     slot = 2 * tuning.tile * head_dim * pages.dtype.itemsize
+    wanted = tuning.slots or (TURNED_RING if turned else RING) // slot
     return Sizes(
         num_seqs=num_seqs,
         num_kv_heads=num_kv_heads,
@@ -94,11 +115,16 @@ def sizes_of(q: Array, pages: Array, tuning: Tuning) -> Sizes:
         head_dim=head_dim,
         page_size=page_size,
         q_rows=q_rows,
-        padded=bool(q_rows % group or num_heads % q_rows),
+        padded=padded,
+        turned=turned,
         tile=tuning.tile,
-        slots=min(tuning.slots, (SHARED_MEMORY - fixed) // slot),
+        slots=min(wanted, (SHARED_MEMORY - fixed) // slot),
         workers=workers,
         out_columns=out_columns,
         dtype=dtype,
         pages_dtype=pages.dtype,
     )
+
+
+def _whole_blocks(rows: int) -> int:
+    return pl.cdiv(rows, SWIZZLE_ROWS) * SWIZZLE_ROWS

@@ -1,5 +1,6 @@
 """What a worker of decode attention does with one tile: products on the tensor cores, and values not to be seen."""
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -7,9 +8,28 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels.hopper import MMA_ROWS
+from hex_llm.kernels.hopper import LOG2E, MMA_ROWS
+from hex_llm.kernels.paged_attention.gpu_decode_chunks import Refs
+from hex_llm.kernels.window import Window
 
 ABOVE_ALL = 1e4  # of scores, which for queries of zeros are 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Softmax:
+    """How scores become weights."""
+
+    scale: float
+    window: Window | None
+    soft_cap: float | None
+
+    def scores(self, products: Array) -> Array:
+        """The exponents, to base 2, of the weights that products of queries and keys stand for."""
+        if self.soft_cap is None:
+            return products * (self.scale * LOG2E)
+        # tanh by exp2: the hardware's own tanh is coarser than bfloat16 once it is multiplied by the cap.
+        power = jnp.exp2(products * (2 * LOG2E * self.scale / self.soft_cap))
+        return (self.soft_cap * LOG2E) - (2 * self.soft_cap * LOG2E) / (1 + power)
 
 
 def product(q_ref: Any, keys_ref: Any, tile: int) -> Array:
@@ -61,3 +81,13 @@ def least_of_rows(rows: int) -> Array:
 
 def spread(per_row: Array, shape: tuple[int, ...]) -> Array:
     return lax.broadcast_in_dim(per_row, shape, [0])
+
+
+def widen(refs: Refs, slot: Array, worker: Array) -> None:
+    """Copies a tile of 8-bit keys and values to where a worker's wgmma reads them, in 16 bits."""
+    plgpu.commit_smem()  # every warp has read the last tile
+    for kind in range(2):
+        for columns in pieces(refs.kv_smem.shape[-1], 128):
+            narrow = plgpu.load(refs.kv_smem.at[slot, kind, :, columns], layout=plgpu.Layout.WGMMA_8BIT)
+            refs.wide_smem[worker, kind, :, columns] = narrow.astype(refs.wide_smem.dtype)
+    plgpu.commit_smem()
