@@ -86,7 +86,7 @@ def test_a_prompt_waits_for_what_it_has_given_back_and_does_not_start_again_for_
 
 
 def test_nobody_is_started_while_a_prompt_waits_for_memory():
-    engine, runner = make_engine(num_blocks=12, reach=9, max_model_len=200, step_tokens=16, max_running=4)
+    engine, runner = make_engine(num_blocks=9, reach=9, max_model_len=200, step_tokens=16, max_running=4)
     long, short = make_request([1] * 80, 2), make_request([2], 2)
     outputs = run(engine, long, short)
     first_of_short = next(n for n, step in enumerate(runner.steps) for id, _, _ in step if id == short.id)
