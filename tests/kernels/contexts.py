@@ -45,6 +45,15 @@ def expected(q, pages, table, new, old, *, window=None, soft_cap=None, sinks=Non
     return out
 
 
+def spoil_unseen(pages, table, new, old, window):
+    """The pages with NaN where none of the new tokens sees: the page may be another sequence's by now."""
+    pages, page_size = pages.copy(), pages.shape[3]
+    for row, n, o in zip(table, new, old, strict=True):
+        for position in np.flatnonzero(~seen_by(o + np.arange(n), n + o, window).any(axis=0)) if n else ():
+            pages[row[position // page_size], :, :, position % page_size] = np.nan
+    return pages
+
+
 def seen_by(positions, length, window):
     """Which of `length` tokens those at `positions` see."""
     position, key = np.asarray(positions)[:, None], np.arange(length)

@@ -14,7 +14,7 @@ from hex_llm.kernels.paged_attention import gpu_decode
 from hex_llm.kernels.paged_attention.gpu_decode import Tuning, decode, plan_decode, refusal
 from hex_llm.kernels.paged_attention.gpu_decode_plan import max_chunks
 from hex_llm.kernels.window import Window
-from tests.kernels.contexts import SCALE, expected, random_pages, seen_by
+from tests.kernels.contexts import SCALE, expected, random_pages, seen_by, spoil_unseen
 
 MANY_CHUNKS = Tuning(chunk_cost=0, uneven_cost=64, merge_cost=0)
 
@@ -150,7 +150,9 @@ def compare(lengths, heads, kv_heads, head_dim, page_size, dtype, *, tuning=gpu_
         rng, lengths, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, dtype=dtype
     )  # fmt: skip
     q = rng.standard_normal((len(lengths), heads, head_dim), np.float32).astype(BF16)
-    got = run(q, pages, table, lengths, tuning=tuning, cores=cores, **options)
+    new, old = [min(length, 1) for length in lengths], [max(length - 1, 0) for length in lengths]
+    spoilt = spoil_unseen(pages, table, new, old, options.get("window"))
+    got = run(q, spoilt, table, lengths, tuning=tuning, cores=cores, **options)
     want = expected(q, pages, table, [1] * len(lengths), np.subtract(lengths, 1), **options)
     np.testing.assert_allclose(got, want, atol=1.5e-2, rtol=0)
 

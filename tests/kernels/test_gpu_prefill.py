@@ -13,7 +13,7 @@ from hex_llm.kernels.paged_attention import gpu_prefill_sizes
 from hex_llm.kernels.paged_attention.gpu_prefill import prefill
 from hex_llm.kernels.paged_attention.gpu_prefill_plan import ITEM, geometry, plan_prefill
 from hex_llm.kernels.window import Window
-from tests.kernels.contexts import SCALE, expected, random_pages, seen_by
+from tests.kernels.contexts import SCALE, expected, random_pages, seen_by, spoil_unseen
 
 BF16, FP8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
 SINKS = np.asarray([1, -3, 0, 4, 2.5, -100], ml_dtypes.bfloat16)
@@ -153,7 +153,8 @@ def compare(new, old, heads, head_dim, page_size, dtype, *, first=0, **options):
         rng, np.add(new, old), kv_heads=heads[1], head_dim=head_dim, page_size=page_size, dtype=dtype
     )  # fmt: skip
     q = rng.standard_normal((-(-sum(new) // 8) * 8, heads[0], head_dim), np.float32).astype(BF16)
-    got = run(q, pages, table, new, old, first=first, **options)
+    spoilt = spoil_unseen(pages, table, new, old, options.get("window"))
+    got = run(q, spoilt, table, new, old, first=first, **options)
     rows = slice(sum(new[:first]), sum(new))
     want = expected(q, pages, table, new, old, **options)
     np.testing.assert_allclose(got[rows], want[rows], atol=2**-7, rtol=2**-8)

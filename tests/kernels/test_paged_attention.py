@@ -10,7 +10,7 @@ from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention import reference
 from hex_llm.kernels.paged_attention.api import paged_attention
 from hex_llm.kernels.window import Window
-from tests.kernels.contexts import SCALE, expected, random_pages
+from tests.kernels.contexts import SCALE, expected, random_pages, spoil_unseen
 
 
 def random_batch(rng, lengths, *, page_size, num_pages, table_width, tokens, seqs, decode_only, prompts_only):
@@ -114,7 +114,8 @@ def test_the_reference_means_what_is_written_down_once_more_in_numpy(window, wit
     )
     options = {"window": window, "soft_cap": 3.0}
     sinks = np.asarray([0.5, -1, 3, 0], np.float32) if with_sinks else None
-    got = reference.attend(jnp.asarray(q), jnp.asarray(pages), batch, scale=SCALE, sinks=sinks, **options)
+    spoilt = jnp.asarray(spoil_unseen(pages, table, new, old, window))
+    got = reference.attend(jnp.asarray(q), spoilt, batch, scale=SCALE, sinks=sinks, **options)
     np.testing.assert_allclose(got, expected(q, pages, table, new, old, sinks=sinks, **options), atol=1e-5)
 
 

@@ -11,6 +11,8 @@ from hex_llm.kernels.paged_attention.gpu_prefill_sizes import Refs, Sizes, for_e
 
 BLOCK_ROWS = 64  # of what is converted at once: its layout wants them
 
+type Rows = tuple[Array | None, Array]  # of a tile: the first that a token sees, if it does not see all, and the end
+
 
 def load(refs: Refs, sizes: Sizes, blocks: int) -> None:
     z = sizes
@@ -25,6 +27,7 @@ def load(refs: Refs, sizes: Sizes, blocks: int) -> None:
                 refs.q_full.at[slot],
             )
         last_page = lax.div(item["kv_len"] - 1, z.page_size)
+        first_seen = None if z.window is None else z.window.first(item["position"] + item["begin"])
 
         def places(tile: Array) -> tuple[Array, ...]:
             """Where the keys of a tile are, in parts of pages."""
@@ -41,10 +44,12 @@ def load(refs: Refs, sizes: Sizes, blocks: int) -> None:
             step, here = carry
             # The next tile's page ids are on their way while this one waits for its place.
             following = places(tile + 1)
+            start = tile * z.kv_tile
+            rows = None if first_seen is None else first_seen - start, item["kv_len"] - start
             if z.widened:
-                _widen_tile(refs, z, item, tile, step, following)
+                _widen_tile(refs, z, item, tile, step, following, rows)
             else:
-                _load_tile(refs, z, item, tile, step, here)
+                _load_tile(refs, z, step, here, rows)
             return step + 1, following
 
         first = places(item["low"])
@@ -68,39 +73,38 @@ def _wait_for_place(empty: Any, step: Array, stages: int) -> None:
     pl.when(step >= stages)(lambda: plgpu.barrier_wait(empty.at[lax.rem(step, stages)]))
 
 
-def _load_tile(
-    refs: Refs, sizes: Sizes, item: dict[str, Array], tile: Array, step: Array, places: tuple[Array, ...]
-) -> None:
-    slot, written = lax.rem(step, sizes.stages), item["kv_len"] - tile * sizes.kv_tile
+def _load_tile(refs: Refs, sizes: Sizes, step: Array, places: tuple[Array, ...], rows: Rows) -> None:
+    slot, (first, end) = lax.rem(step, sizes.stages), rows
+    whole = end >= sizes.kv_tile if first is None else (end >= sizes.kv_tile) & (first <= 0)
     _wait_for_place(refs.k_empty, step, sizes.stages)
     _copy(refs, sizes, places, 0, refs.k_smem.at[slot], refs.k_full.at[slot])
     _wait_for_place(refs.v_empty, step, sizes.stages)
 
-    @pl.when(written >= sizes.kv_tile)
+    @pl.when(whole)
     def _whole() -> None:
         _copy(refs, sizes, places, 1, refs.v_smem.at[slot], refs.v_full.at[slot])
 
-    @pl.when(written < sizes.kv_tile)
-    def _end() -> None:
+    @pl.when(~whole)
+    def _part() -> None:
         _copy(refs, sizes, places, 1, refs.v_smem.at[slot], refs.landed.at[1])
         plgpu.barrier_wait(refs.landed.at[1])
-        _convert(refs.v_smem.at[slot], refs.v_smem.at[slot], written, sizes.swizzled_columns, plgpu.Layout.WGMMA)
+        _convert(refs.v_smem.at[slot], refs.v_smem.at[slot], rows, sizes.swizzled_columns, plgpu.Layout.WGMMA)
         plgpu.commit_smem()
         for _ in range(sizes.parts):
             plgpu.barrier_arrive(refs.v_full.at[slot])
 
 
 def _widen_tile(
-    refs: Refs, sizes: Sizes, item: dict[str, Array], tile: Array, step: Array, following: tuple[Array, ...]
+    refs: Refs, sizes: Sizes, item: dict[str, Array], tile: Array, step: Array, following: tuple[Array, ...], rows: Rows
 ) -> None:
     """Widens a tile that is on its way already, and starts to copy the next one."""
-    slot, written = lax.rem(step, sizes.stages), item["kv_len"] - tile * sizes.kv_tile
+    slot = lax.rem(step, sizes.stages)
     ring = ((refs.k_smem, refs.k_full, refs.k_empty), (refs.v_smem, refs.v_full, refs.v_empty))
     for kind, (smem, full, empty) in enumerate(ring):
         narrow, landed = refs.narrow_smem.at[kind], refs.landed.at[kind]
         plgpu.barrier_wait(landed)
         _wait_for_place(empty, step, sizes.stages)
-        _convert(narrow, smem.at[slot], written, sizes.swizzled_columns, plgpu.Layout.WGMMA_8BIT)
+        _convert(narrow, smem.at[slot], rows, sizes.swizzled_columns, plgpu.Layout.WGMMA_8BIT)
         plgpu.commit_smem()
         plgpu.barrier_arrive(full.at[slot])
 
@@ -109,13 +113,17 @@ def _widen_tile(
             _copy(refs, sizes, following, kind, narrow, landed)
 
 
-def _convert(source: Any, destination: Any, written: Array, width: int, layout: Any) -> None:
-    """Copies the first `written` rows and zeroes the others: a page may hold anything past its sequence's end, also
-    NaN, which a weight of 0 would not take away."""
-    rows, columns = source.shape
-    for start in range(0, rows, BLOCK_ROWS):
+def _convert(source: Any, destination: Any, rows: Rows, width: int, layout: Any) -> None:
+    """Copies some rows and zeroes the others: past its sequence's end, and before the window, a page may hold anything,
+    also NaN, which a weight of 0 would not take away."""
+    first, end = rows
+    num_rows, columns = source.shape
+    for start in range(0, num_rows, BLOCK_ROWS):
         for column in range(0, columns, width):
             block = pl.ds(start, BLOCK_ROWS), pl.ds(column, width)
             values = plgpu.load(source.at[block], layout=layout).astype(destination.dtype)
             row = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=layout)
-            destination[block] = jnp.where(row + start < written, values, jnp.zeros_like(values))
+            seen = row + start < end
+            if first is not None:
+                seen &= row + start >= first
+            destination[block] = jnp.where(seen, values, jnp.zeros_like(values))

@@ -57,11 +57,13 @@ def attend(
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
     key, position = jnp.arange(scores.shape[-1], dtype=jnp.int32)[None, :], batch.positions[:, None]
-    written = key <= position
-    seen = written if window is None else written & (key >= window.first(position))
+    seen = key <= position
+    if window is not None:
+        seen &= key >= window.first(position)
     scores = jnp.where(seen[:, None, None, :], scores, -jnp.inf)
-    # A page may hold anything past its sequence's end, also NaN, which a weight of 0 would not take away.
-    values = jnp.where(written[:, None, :, None], context[:, 1], 0)
+    # What is not seen may be anything, also NaN, which a weight of 0 would not take away: past its sequence's end, and
+    # before a window, a page may hold what others left there.
+    values = jnp.where(seen[:, None, :, None], context[:, 1], 0)
     if sinks is not None:
         column = sinks.astype(jnp.float32).reshape(num_kv_heads, -1, 1)
         scores = jnp.concatenate([jnp.broadcast_to(column, (*scores.shape[:-1], 1)), scores], axis=-1)
