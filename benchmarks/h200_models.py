@@ -239,7 +239,7 @@ def _table(found: Mapping[str, Mapping[str, Any]]) -> str:
         touched = f"{result['touched']:8.3f}" if "touched" in result else " " * 8
         lines.append(
             f"{name:32} {result['step_ms']:8.3f} {result['floor_ms']:9.3f} {result['share']:6.3f} {of_base} {touched} "
-            f"{result['prefill_tflops']:16.1f} {result['prefill_tflops'] / MATMUL_TFLOPS:7.3f}"
+            f"{result['prefill_tflops']:8.1f} {result['prefill_tflops'] / MATMUL_TFLOPS:7.3f}"
         )
     return "\n".join(lines)
 
