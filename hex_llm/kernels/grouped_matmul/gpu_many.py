@@ -9,7 +9,7 @@ gate lets through is written.
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,12 @@ class Plan:
     depth: int = 64  # of a slot of the ring
     slots: int | None = None  # of the ring; as many as fit if not given
     blocks: int | None = None  # at a time; one for each SM if not given
+    pair: Literal["rows", "columns"] | None = None  # in what two blocks differ that fetch the other operand together
+
+    @property
+    def group(self) -> int:
+        """Rows that have one expert."""
+        return self.rows * 2 if self.pair == "rows" else self.rows
 
     @property
     def slabs(self) -> int:
@@ -87,7 +93,7 @@ def experts(
     if plans is None:
         rows = tile_rows(chosen.size, num_experts)
         plans = plan_for(rows, size, weights=2), plan_for(rows, width, weights=1)
-    groups = group_rows(chosen, num_experts, plans[0].rows)
+    groups = group_rows(chosen, num_experts, plans[0].group)
     hidden = product(x[groups.token], gate_up, gate_up_bias, groups, activation=activation, plan=plans[0])
     out = product(hidden, down, None, groups, plan=plans[1])
     return combine(out, groups, share).astype(x.dtype)[None]
@@ -105,9 +111,12 @@ def product(
     weights = 2 if activation else 1
     size, out = x.shape[1], weight.shape[1] // weights
     slab = plan.results(weights)  # columns of the result of one warpgroup
-    across, steps, slots = out // (slab * plan.slabs), size // plan.depth, plan.ring_slots(weights)
-    band = max(1, plan.band // plan.rows)
-    blocks = min(plan.blocks or num_sms(), groups.expert.shape[0] * across)
+    stride = slab * plan.slabs * (2 if plan.pair == "columns" else 1)  # columns of one piece of work
+    across, steps, slots = out // stride, size // plan.depth, plan.ring_slots(weights)
+    band = max(1, plan.band // plan.group)
+    blocks = min((plan.blocks or num_sms()) // (2 if plan.pair else 1), groups.expert.shape[0] * across)
+
+    x_axes, w_axes = ("pair" if plan.pair == way else None for way in ("columns", "rows"))  # along which both get it
 
     def body(x_ref, w_ref, count_ref, expert_ref, *refs):
         bias_ref, refs = (refs[0], refs[1:]) if bias is not None else (None, refs)
@@ -117,12 +126,18 @@ def product(
         pieces = lax.div(count * across - block + blocks - 1, blocks)
 
         def place(piece):
-            """(tile of rows, first column of the result) of a piece of work: down the rows of a band, then across."""
+            """(tile, first row, first column of the result) of a piece of work: down the rows of a band, then on."""
             number = block + piece * blocks
             which = lax.div(number, band * across)
             left = number - which * (band * across)
             height = jnp.minimum(band, count - which * band)
-            return which * band + lax.rem(left, height), lax.div(left, height) * (slab * plan.slabs)
+            tile, column = which * band + lax.rem(left, height), lax.div(left, height) * stride
+            row = tile * plan.group
+            if plan.pair == "rows":
+                row += lax.axis_index("pair") * plan.rows
+            elif plan.pair == "columns":
+                column += lax.axis_index("pair") * (slab * plan.slabs)
+            return tile, row, column
 
         @pl.when(worker == WORKERS)
         def _memory():
@@ -130,7 +145,7 @@ def product(
 
             @pl.loop(0, pieces)
             def _(piece):
-                tile, first = place(piece)
+                tile, first_row, first = place(piece)
                 expert = expert_ref[tile]
 
                 @pl.loop(0, steps)
@@ -139,13 +154,15 @@ def product(
                     slot = lax.rem(number, slots)
                     columns = pl.ds(step * plan.depth, plan.depth)
                     pl.when(number >= slots)(lambda: plgpu.barrier_wait(empty.at[slot]))
-                    rows = pl.ds(tile * plan.rows, plan.rows)
-                    plgpu.copy_gmem_to_smem(x_ref.at[rows, columns], x_ring.at[slot], full.at[slot])
+                    rows = pl.ds(first_row, plan.rows)
+                    plgpu.copy_gmem_to_smem(
+                        x_ref.at[rows, columns], x_ring.at[slot], full.at[slot], collective_axes=x_axes
+                    )
                     for i in range(plan.slabs):
                         for j in range(weights):
                             source = w_ref.at[expert, pl.ds(first + i * slab + j * out, slab), columns]
                             target = w_ring.at[slot, pl.ds(i * plan.columns + j * slab, slab)]
-                            plgpu.copy_gmem_to_smem(source, target, full.at[slot])
+                            plgpu.copy_gmem_to_smem(source, target, full.at[slot], collective_axes=w_axes)
 
             # Nothing is left under way when the block ends.
             @pl.loop(jnp.maximum(pieces * steps - slots, 0), pieces * steps)
@@ -175,7 +192,7 @@ def product(
 
                 sums = pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((MMA_ROWS, plan.columns), jnp.float32))
                 plgpu.barrier_arrive(empty.at[lax.rem(piece * steps + steps - 1, slots)])
-                tile, first = place(piece)
+                tile, first_row, first = place(piece)
                 first += column * slab
                 result = sums
                 if activation:
@@ -190,13 +207,16 @@ def product(
                 _store(
                     result.astype(x.dtype),
                     staged.at[worker],
-                    out_ref.at[pl.ds(tile * plan.rows + row, MMA_ROWS)],
+                    out_ref.at[pl.ds(first_row + row, MMA_ROWS)],
                     first,
                 )
 
             plgpu.wait_smem_to_gmem(0)
 
     chunk = plan.chunk(weights)
+    cluster: dict[str, Any] = {"cluster": (2,), "cluster_names": ("pair",)} if plan.pair else {}
+    # A place is free when both blocks of a pair have done with it, for what one fetches goes to both.
+    empty_type = functools.partial(plgpu.ClusterBarrier, collective_axes=("pair",)) if plan.pair else plgpu.Barrier
     kernel = plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((x.shape[0], out), x.dtype),
@@ -209,8 +229,9 @@ def product(
             plgpu.SMEM((slots, plan.slabs * plan.columns, plan.depth), x.dtype, transforms=_swizzled(plan.depth)),
             plgpu.SMEM((WORKERS, STAGES, MMA_ROWS, chunk), x.dtype, transforms=_swizzled(chunk)),
             plgpu.Barrier(num_arrivals=1 + plan.slabs * weights, num_barriers=slots),
-            plgpu.Barrier(num_arrivals=WORKERS, num_barriers=slots),
+            empty_type(num_arrivals=WORKERS, num_barriers=slots),
         ],
+        **cluster,
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )
     arrays = [x, weight, groups.num_tiles, groups.expert] + ([] if bias is None else [bias])
