@@ -86,11 +86,12 @@ def _measure_apart(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
 def measure(name: str, part: str, cache: Path, *, tiny: bool) -> dict[str, Any]:
     """Of one model, in this process."""
     if part == "touched":
-        touched = _count_touched()
-        _, _, steps = _decode(name, cache, tiny=tiny, load=TINY if tiny else Load(steps=4, settle=4))
-        return {"touched": touched(steps)}
+        load = TINY if tiny else Load(steps=4, settle=4)
+        touched = _count_touched(load.batch)
+        _decode(name, cache, tiny=tiny, load=load)
+        return {"touched": touched()}
     load = TINY if tiny else Load()
-    engine, arch, _ = _decode(name, cache, tiny=tiny, load=load)
+    engine, arch = _decode(name, cache, tiny=tiny, load=load)
     from benchmarks.h200_step import finish, lengths, step_ms
 
     requests = list(engine._scheduler.running.values())
@@ -118,8 +119,8 @@ def _config(name: str) -> dict[str, Any]:
     return config_of(entry)
 
 
-def _decode(name: str, cache: Path, *, tiny: bool, load: Load) -> tuple[Any, Any, int]:
-    """An engine that decodes a batch of sequences of a length, its model's numbers, and how many steps it has done."""
+def _decode(name: str, cache: Path, *, tiny: bool, load: Load) -> tuple[Any, Any]:
+    """An engine that decodes a batch of sequences of a length, and its model's numbers."""
     if tiny:
         os.environ["JAX_PLATFORMS"] = "cpu"
     from benchmarks.h200_settings import Sizes
@@ -137,8 +138,8 @@ def _decode(name: str, cache: Path, *, tiny: bool, load: Load) -> tuple[Any, Any
     sizes = dataclasses.replace(Sizes(), step_context=load.context, settle_steps=load.settle)
     # Drawn and not the likeliest, or the sequences of random weights would come to say the same.
     start_decodes(engine, load.batch, sizes, load.steps, {"temperature": 1.0})
-    steps = len(step_ms(engine, 4))
-    return engine, found.arch, steps
+    step_ms(engine, 4)
+    return engine, found.arch
 
 
 def _write_tiny(name: str, cache: Path) -> Path:
@@ -149,22 +150,23 @@ def _write_tiny(name: str, cache: Path) -> Path:
     return write_model(cache / "tiny" / name.replace("/", "--"), _config(name) | small)
 
 
-def _count_touched() -> Any:
+def _count_touched(batch: int) -> Any:
     """Has every layer tell which experts its tokens chose; the function says which share of them was touched."""
     import jax
 
     from hex_llm.models import mixtral
 
-    shares: list[float] = []
+    shares: list[float] = []  # of each layer of each step of decodes
     route = mixtral.route_softmax
 
     def counted(x: Any, router: Any, *arguments: Any, **options: Any) -> Any:
         chosen, share = route(x, router, *arguments, **options)
-        jax.debug.callback(lambda each: shares.append(len(np.unique(each)) / router.shape[0]), chosen)
+        if chosen.shape[0] <= batch:
+            jax.debug.callback(lambda each: shares.append(len(np.unique(each)) / router.shape[0]), chosen)
         return chosen, share
 
     mixtral.route_softmax = counted
-    return lambda steps: float(np.mean(shares[-steps:]))
+    return lambda: float(np.mean(shares))
 
 
 def _first_token_s(engine: Any, prompt_tokens: int, seed: int) -> float:

@@ -76,14 +76,13 @@ def attention(
     return linear_summed(out.reshape(out.shape[0], -1), weights.o, weights.o_bias), pages
 
 
-def feed_forward(x: Array, weights: Moe, arch: Arch) -> Array:
-    """[T, D] -> [1, T, D], to be added."""
-    logit, chosen = jax.lax.top_k(linear_float32(x, weights.router), 1)
-    scaled = x * jax.nn.sigmoid(logit).astype(x.dtype)
+def feed_forward(x: Array, weights: Moe, arch: Arch, num_tokens: int) -> Array:
+    """[T or more, D] -> [1, T, D], to be added."""
+    logit, chosen = jax.lax.top_k(linear_float32(x, weights.router)[:num_tokens], 1)
+    scaled = x[:num_tokens] * jax.nn.sigmoid(logit).astype(x.dtype)
     parts = experts_mlp(scaled, weights, chosen, jnp.ones_like(logit), activation=arch.activation)
-    own = summed(parts, x.dtype)
-    shared = llama.dense(x, weights.shared, arch)
-    return (total(own)[: x.shape[0]] + total(shared)[: x.shape[0]]).astype(x.dtype)[None]
+    own, shared = summed(parts, x.dtype), llama.dense(x, weights.shared, arch, num_tokens)
+    return (total(own)[:num_tokens] + total(shared)[:num_tokens]).astype(x.dtype)[None]
 
 
 layer = partial(llama.layer, attention=attention, feed_forward=feed_forward)

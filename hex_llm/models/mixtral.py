@@ -38,14 +38,19 @@ class Mixtral(llama.Llama):
     layers: tuple[Layer, ...] = repeated(Layer, "model.layers.{}.")
 
 
-def sparse(x: Array, weights: Moe, arch: Arch) -> Array:
-    """[T, D] -> [n, T, D], to be added."""
+def sparse(x: Array, weights: Moe, arch: Arch, num_tokens: int) -> Array:
+    """[T or more, D] -> [n, T or more, D], to be added; rows past T mean nothing."""
     chosen, share = route_softmax(
-        x, weights.router, arch.experts_per_token, renormalised=arch.renormalised, bias=weights.router_bias
+        x,
+        weights.router,
+        arch.experts_per_token,
+        renormalised=arch.renormalised,
+        bias=weights.router_bias,
+        tokens=num_tokens,
     )
     parts = summed(experts_mlp(x, weights, chosen, share, activation=arch.activation), x.dtype)
     bias = experts_bias(weights, chosen, share)
-    return parts if bias is None else (total(parts)[: x.shape[0]].astype(jnp.float32) + bias).astype(x.dtype)[None]
+    return parts if bias is None else (total(parts)[:num_tokens].astype(jnp.float32) + bias).astype(x.dtype)[None]
 
 
 layer = partial(llama.layer, feed_forward=sparse)

@@ -14,7 +14,6 @@ OTHERS = [
     "qwen3",
     "qwen3-moe",
     "mixtral-window-tied",
-    "phi3-beyond-the-switch",  # which outputs pass on their way
     "gemma",
     "gemma2",
     "gemma3-ropes",
@@ -33,3 +32,15 @@ def test_greedy_text_equals_that_of_transformers_over_64_tokens(oracle, variant)
     expected = [oracle.generate(folder, prompt, 64) for prompt in prompts]
     engine = make_engine(folder, dtype="float32", enable_chunked_prefill=True)
     assert [tokens(outputs) for outputs in run(engine, *[(prompt, GREEDY) for prompt in prompts])] == expected
+
+
+def test_a_sequence_that_grows_beyond_the_switch_is_continued_as_one_that_was_long_all_the_time(oracle):
+    """Compared with forward passes over all tokens: transformers' generate goes on with keys of the short sequence."""
+    folder = oracle.make("phi3-beyond-the-switch")
+    prompt = np.random.default_rng(0).integers(3, 316, 20).tolist()
+    expected = list(prompt)
+    for _ in range(30):
+        expected.append(int(oracle.logits(folder, expected)[-1].argmax()))
+    engine = make_engine(folder, dtype="float32", enable_chunked_prefill=True)
+    (outputs,) = run(engine, (prompt, SamplingParams(temperature=0, max_tokens=30)))
+    assert tokens(outputs) == expected[20:]
