@@ -35,7 +35,7 @@ def test_greedy_text_equals_that_of_transformers_over_64_tokens(oracle, variant)
 
 
 def test_a_sequence_that_grows_beyond_the_switch_is_continued_as_one_that_was_long_all_the_time(oracle):
-    """Compared with forward passes over all tokens: transformers' generate goes on with keys of the short sequence."""
+    """Compared with forward passes over all tokens, which transformers' own generate differs from here."""
     folder = oracle.make("phi3-beyond-the-switch")
     prompt = np.random.default_rng(0).integers(3, 316, 20).tolist()
     expected = list(prompt)
