@@ -1,7 +1,10 @@
 """A model that cannot be served: one clear line, the exit code of its kind, and nothing left behind."""
 
 import json
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -66,7 +69,7 @@ KINDS = {
     "wrong shape": (3, ["model.layers.0.self_attn.k_proj.weight", "[31, 64]", "[32, 64]"]),
     "not a number": (3, ["model.norm.weight", "NaN"]),
     "missing field": (3, ["config.json", "hidden_size"]),
-    "unknown architecture": (3, ["config.json", "WonderForCausalLM", "LlamaForCausalLM"]),
+    "unknown architecture": (3, ["config.json", "architectures", "WonderForCausalLM"]),
     "quantized": (3, ["config.json", "marvel"]),
     "no config": (3, ["config.json"]),
     "config cut": (3, ["config.json"]),
@@ -122,3 +125,26 @@ def test_a_flag_that_does_not_fit_is_named_with_its_limit(flags, code, words, tm
     assert "Traceback" not in error
     for word in words:
         assert word in error
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"architectures": ["WonderForCausalLM"]}, "architectures is 'WonderForCausalLM'"),
+        ({"rope_scaling": {"rope_type": "magic", "factor": 2.0}}, "rope_scaling.rope_type is 'magic'"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+    ],
+)
+def test_a_server_refuses_a_config_it_cannot_serve_in_one_line_within_five_seconds(changes, field, tmp_path):
+    folder = write_llama(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    command = [sys.executable, "-m", "hex_llm.server.api_server", f"--model={folder}", "--port=0"]
+    started = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert time.monotonic() - started < 5
+    assert done.returncode == 3
+    (line,) = [each for each in done.stderr.splitlines() if "config.json" in each]
+    assert field in line
+    assert "Traceback" not in done.stderr

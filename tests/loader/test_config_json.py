@@ -69,6 +69,43 @@ def test_qwen2_has_biases_on_queries_keys_and_values_and_uses_its_window_only_if
     assert "layer_types is not one of full_attention for each of the 2 layers" in refusal(**mixed)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "changes", "words"),
+    [
+        ("MixtralForCausalLM", {"num_experts_per_tok": 9}, "num_experts_per_tok is 9, more than the 8 experts"),
+        ("MixtralForCausalLM", {"num_local_experts": 0}, "num_local_experts is 0"),
+        ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": [1]}, "mlp_only_layers names layers"),
+        ("Qwen3MoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 8}, "num_experts_per_tok is 8"),
+        ("Gemma2ForCausalLM", {"hidden_act": None, "layer_types": ["full_attention"]}, "layer_types is not one of"),
+        ("Gemma2ForCausalLM", {"hidden_activation": "relu"}, "hidden_act"),
+        ("Gemma2ForCausalLM", {"hidden_act": None, "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
+        ("Gemma3ForConditionalGeneration", {}, "text_config is missing"),
+        ("Gemma3ForConditionalGeneration", {"text_config": {"hidden_size": 0}}, "text_config.hidden_size is 0"),
+        ("Llama4ForConditionalGeneration", {"text_config": {"vocab_size": 8}}, "text_config.hidden_size is missing"),
+        ("Llama4ForCausalLM", {"interleave_moe_layer_step": 2}, "interleave_moe_layer_step is 2"),
+        ("Llama4ForCausalLM", {"no_rope_layers": [1]}, "no_rope_layers is not 0 or 1 for each of the 2 layers"),
+        ("GptOssForCausalLM", {"swiglu_limit": 3}, "swiglu_limit is 3"),
+        ("GptOssForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "quantization_config says 'awq'"),
+        ("MixtralForCausalLM", {"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config says 'mxfp4'"),
+        ("Phi3ForCausalLM", {"partial_rotary_factor": 0.75, "rope_scaling": {"type": "default"}}, "partial_rotary"),
+    ],
+)
+def test_what_a_family_cannot_be_is_named(architecture, changes, words):
+    assert words in refusal(architectures=[architecture], **changes)
+
+
+def test_a_stretched_context_counts_as_a_model_s_own():
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    assert parse(rope_scaling=yarn, max_position_embeddings=512).arch.max_position == 2048
+    assert parse(rope_scaling=yarn, max_position_embeddings=4096).arch.max_position == 4096
+
+
+def test_mxfp4_is_widened_for_the_family_that_is_published_in_it():
+    config = {"architectures": ["GptOssForCausalLM"], "quantization_config": {"quant_method": "mxfp4"}}
+    assert parse(**config).arch.activation == "clamped_silu"
+
+
 def test_an_arch_can_be_a_key():
     assert {parse().arch: 1}[parse().arch] == 1
 
@@ -143,8 +180,19 @@ def test_a_size_that_is_none_is_named(value):
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config says 'awq'"),
         ({"quantization_config": {"load_in_8bit": True}}, "quantization_config says 'unknown'"),
         ({"quantization_config": 8}, "quantization_config is 8, not an object"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling.type is 'yarn'"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type is 'longrope'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_scaling.type is 'dynamic'; this version has"),
+        ({"rope_parameters": {"rope_type": "magic"}}, "rope_parameters.rope_type is 'magic'; this version has"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling.factor is missing"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4, "beta_slow": 40}}, "rope_scaling.beta_slow is above beta_fast"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.short_factor is missing"),
+        (
+            {"rope_scaling": {"type": "su", "short_factor": [1] * 4, "long_factor": [1] * 3}},
+            "rope_scaling.long_factor is not a list of 4 numbers",
+        ),
+        (
+            {"rope_scaling": {"type": "su", "short_factor": [1] * 4, "long_factor": [1, 2, 3, 0]}},
+            "rope_scaling.long_factor is 0",
+        ),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
         ({"rope_scaling": {"type": "linear", "factor": -1}}, "rope_scaling.factor is -1"),
         ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "factor": None}}, "rope_scaling.factor is missing"),

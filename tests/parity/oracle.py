@@ -62,6 +62,14 @@ class Oracle:
         """The tensors of a checkpoint of the model that a config.json describes, by name."""
         return {name: tuple(shape) for name, shape in self._call("shapes", config=config).items()}
 
+    def mxfp4(self, blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        """What blocks and scales of MXFP4 stand for."""
+        paths = [self._folder / f"mxfp4_{i}.npy" for i in range(3)]
+        np.save(paths[0], blocks)
+        np.save(paths[1], scales)
+        self._call("mxfp4", **dict(zip(("blocks", "scales", "out"), map(str, paths), strict=True)))
+        return np.load(paths[2])
+
     def close(self) -> None:
         self._process.communicate()
         self._errors.close()

@@ -16,6 +16,7 @@ import torch
 import transformers
 from transformers import AutoConfig
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 
@@ -41,6 +42,11 @@ def shapes(config):
         model = getattr(transformers, config.architectures[0])(config)
     tensors = remove_tied_weights_from_state_dict(model.state_dict(), model)
     return {name: list(tensor.shape) for name, tensor in revert_weight_conversion(model, tensors).items()}
+
+
+def mxfp4(blocks, scales, out):
+    packed, exponents = (torch.from_numpy(np.load(path)) for path in (blocks, scales))
+    np.save(out, convert_moe_packed_tensors(packed, exponents, dtype=torch.float32).numpy())
 
 
 class Models:
@@ -83,7 +89,7 @@ def main():
     answers = sys.stdout
     sys.stdout = sys.stderr  # whatever the libraries print must not pass for an answer
     models = Models()
-    commands = {"make": make, "shapes": shapes, "logits": models.logits, "generate": models.generate}
+    commands = {"make": make, "shapes": shapes, "mxfp4": mxfp4, "logits": models.logits, "generate": models.generate}
     print(json.dumps({"result": "ready"}), file=answers, flush=True)
     for line in sys.stdin:
         call = json.loads(line)

@@ -1,0 +1,40 @@
+"""gpt-oss in MXFP4, as it is published, against transformers on what the numbers stand for."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.loader.test_mxfp4 import decoded, random_blocks
+from tests.parity.test_logits import TOKENS, load_model, logits_of
+
+
+def test_the_tests_decoder_is_that_of_transformers(oracle):
+    blocks, scales = random_blocks(seed=1)
+    np.testing.assert_array_equal(oracle.mxfp4(blocks, scales), decoded(blocks, scales))
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_logits_of_a_model_in_mxfp4_equal_those_of_the_widened_one(oracle, tmp_path, num_devices):
+    plain, packed = tmp_path / "plain", tmp_path / "packed"
+    for folder in (plain, packed):
+        shutil.copytree(oracle.make("gpt-oss"), folder)
+    tensors = load_file(plain / "model.safetensors")
+    narrow = dict(tensors)
+    for seed, name in enumerate(sorted(name for name in tensors if name.endswith(("gate_up_proj", "down_proj")))):
+        experts, columns, rows = tensors[name].shape
+        blocks, scales = random_blocks(experts, rows, columns // 32, seed)
+        scales = scales % 4 + 121  # of the size that weights have
+        tensors[name] = decoded(blocks, scales).astype(np.float32)
+        del narrow[name]
+        narrow |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save_file(tensors, plain / "model.safetensors", {"format": "pt"})
+    save_file(narrow, packed / "model.safetensors", {"format": "pt"})
+    config = json.loads((packed / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (packed / "config.json").write_text(json.dumps(config))
+    expected = oracle.logits(plain, TOKENS)
+    found = logits_of(*load_model(packed, num_devices=num_devices))
+    assert np.abs(found - expected).max() <= 1e-4 * np.ptp(expected)
