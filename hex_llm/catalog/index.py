@@ -9,8 +9,9 @@ from hex_llm.catalog.llama import LLAMA
 from hex_llm.catalog.mistral import MISTRAL
 from hex_llm.catalog.phi import PHI
 from hex_llm.catalog.qwen import QWEN
+from hex_llm.catalog.smollm3 import SMOLLM3
 
-ENTRIES: tuple[Entry, ...] = (*LLAMA, *MISTRAL, *GEMMA, *PHI, *QWEN, *GPT_OSS)
+ENTRIES: tuple[Entry, ...] = (*LLAMA, *SMOLLM3, *MISTRAL, *GEMMA, *PHI, *QWEN, *GPT_OSS)
 
 _BY_NAME = {entry.name.lower(): entry for entry in ENTRIES}
 _BY_LAST_NAME = {name.rpartition("/")[2]: entry for name, entry in _BY_NAME.items()}

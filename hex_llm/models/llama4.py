@@ -21,7 +21,7 @@ from hex_llm.layers.rope import Rope
 from hex_llm.models import llama, mixtral
 from hex_llm.models.arch import Arch, Kind
 from hex_llm.models.fields import Fields
-from hex_llm.models.read import read_arch, read_layer_types
+from hex_llm.models.read import read_arch, read_layer_types, read_rotated
 from hex_llm.models.weights import Part, Weight, nested, repeated, tensor, weight
 from hex_llm.pytree import pytree
 
@@ -120,14 +120,11 @@ def read_llama4_multimodal(fields: Fields) -> Arch:
 
 
 def _kinds(fields: Fields, num_layers: int, rope: Rope) -> tuple[Kind, ...]:
-    every = fields.integer("no_rope_layer_interval", 4)
-    rotated = fields.values.get("no_rope_layers") or [int((i + 1) % every != 0) for i in range(num_layers)]
-    if not isinstance(rotated, list) or len(rotated) < num_layers or any(each not in (0, 1) for each in rotated):
-        raise fields.refuse("no_rope_layers", f"is not 0 or 1 for each of the {num_layers} layers")
+    rotated = read_rotated(fields, num_layers)
     size = fields.integer_unless_null("attention_chunk_size", 8192)
     window = {"full_attention": None, "chunked_attention": size and Window(size, chunked=True)}
-    types = ["chunked_attention" if each else "full_attention" for each in rotated[:num_layers]]
+    types = ["chunked_attention" if each else "full_attention" for each in rotated]
     return tuple(
         Kind(rope if turned else None, window[each])
-        for turned, each in zip(rotated, read_layer_types(fields, types), strict=False)
+        for turned, each in zip(rotated, read_layer_types(fields, types), strict=True)
     )

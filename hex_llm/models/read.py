@@ -89,3 +89,13 @@ def read_layer_types(fields: Fields, types: Sequence[str]) -> list[str]:
     if not isinstance(named, list) or len(named) != len(types) or any(name not in known for name in named):
         raise fields.refuse("layer_types", f"is not one of {', '.join(known)} for each of the {len(types)} layers")
     return named
+
+
+def read_rotated(fields: Fields, num_layers: int) -> list[bool]:
+    """Whether each layer rotates its heads: 1 in `no_rope_layers` means that it does; without the list, one in so many
+    does not."""
+    every = fields.integer("no_rope_layer_interval", 4)
+    rotated = fields.values.get("no_rope_layers") or [int((i + 1) % every != 0) for i in range(num_layers)]
+    if not isinstance(rotated, list) or len(rotated) < num_layers or any(each not in (0, 1) for each in rotated):
+        raise fields.refuse("no_rope_layers", f"is not 0 or 1 for each of the {num_layers} layers")
+    return [each == 1 for each in rotated[:num_layers]]

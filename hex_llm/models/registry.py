@@ -16,6 +16,7 @@ from hex_llm.models.phi3 import Phi3, read_phi3
 from hex_llm.models.qwen2 import read_qwen2
 from hex_llm.models.qwen3 import read_qwen3
 from hex_llm.models.qwen3_moe import Qwen3Moe, read_qwen3_moe
+from hex_llm.models.smollm3 import read_smollm3
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(llama.read_llama),
+    "SmolLM3ForCausalLM": Family(read_smollm3),
     "MistralForCausalLM": Family(read_mistral),
     "MixtralForCausalLM": Family(mixtral.read_mixtral, mixtral.Mixtral, mixtral.layer),
     "Qwen2ForCausalLM": Family(read_qwen2),

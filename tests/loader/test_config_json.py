@@ -106,6 +106,35 @@ def test_mxfp4_is_widened_for_the_family_that_is_published_in_it():
     assert parse(**config).arch.activation == "clamped_silu"
 
 
+def test_smollm3_rotates_in_the_layers_marked_1_or_in_all_but_every_fourth():
+    def rotated(**fields):
+        kinds = parse(architectures=["SmolLM3ForCausalLM"], **fields).arch.kinds
+        return [kind.rope is not None for kind in kinds]
+
+    assert rotated(num_hidden_layers=9) == [True, True, True, False, True, True, True, False, True]
+    assert rotated(num_hidden_layers=4, no_rope_layer_interval=2) == [True, False, True, False]
+    assert rotated(no_rope_layers=[0, 1, 1]) == [False, True]  # the list may be longer than the model
+    said = refusal(architectures=["SmolLM3ForCausalLM"], no_rope_layers=[1])
+    assert "no_rope_layers is not 0 or 1 for each of the 2 layers" in said
+    assert "no_rope_layers" in refusal(architectures=["SmolLM3ForCausalLM"], no_rope_layers=[1, 2])
+
+
+def test_smollm3_has_the_defaults_of_its_own_class():
+    absent = dict.fromkeys(("num_key_value_heads", "rms_norm_eps", "rope_theta", "tie_word_embeddings"))
+    arch = parse(architectures=["SmolLM3ForCausalLM"], **absent).arch
+    assert (arch.num_kv_heads, arch.rms, arch.ropes, arch.tied) == (4, Rms(1e-6), (Rope(8, 2e6),), True)
+
+
+def test_smollm3_s_window_is_for_layers_that_do_not_rotate_and_used_only_if_told_so():
+    def smollm3(**fields):
+        return windows("SmolLM3ForCausalLM", sliding_window=100, no_rope_layers=[0, 1], **fields)
+
+    assert smollm3() == [None, None]
+    assert smollm3(use_sliding_window=True) == [100, None]
+    assert smollm3(use_sliding_window=True, layer_types=["full_attention", "sliding_attention"]) == [None, 100]
+    assert windows("SmolLM3ForCausalLM", sliding_window=None, use_sliding_window=True) == [None, None]
+
+
 def test_an_arch_can_be_a_key():
     assert {parse().arch: 1}[parse().arch] == 1
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hex_llm.layers.rope import Rope
 from hex_llm.loader.checkpoint import open_checkpoint
 from hex_llm.loader.config_json import read_config
 from hex_llm.loader.model_checkpoint import open_model
@@ -77,6 +78,8 @@ WITHOUT = {
     "phi3-beyond-the-switch": lambda kind: replace(
         kind, rope=replace(kind.rope, scaling=replace(kind.rope.scaling, long=kind.rope.scaling.short))
     ),
+    "smollm3": lambda kind: replace(kind, rope=kind.rope or Rope(8, 10000.0)),
+    "smollm3-biased-window": lambda kind: replace(kind, window=None),
     "mistral-window": lambda kind: replace(kind, window=None),
     "qwen2-window": lambda kind: replace(kind, window=None),
     "gemma2": lambda kind: replace(kind, window=None),

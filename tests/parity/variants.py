@@ -89,6 +89,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
         },
     ),
     **_family(
+        "smollm3",
+        "SmolLM3ForCausalLM",
+        _PLAIN_ROPE | {"num_hidden_layers": 4, "pad_token_id": 0},
+        {
+            "smollm3": {},
+            "smollm3-untied-yarn": {"tie_word_embeddings": False, "num_key_value_heads": 2, **_yarn()},
+            "smollm3-biased-window": {
+                "attention_bias": True,
+                "mlp_bias": True,
+                "no_rope_layers": [0, 1, 1, 0],
+                "use_sliding_window": True,
+                "sliding_window": 24,
+            },
+        },
+    ),
+    **_family(
         "mistral",
         "MistralForCausalLM",
         _PLAIN_ROPE,
