@@ -89,6 +89,7 @@ def test_qwen2_has_biases_on_queries_keys_and_values_and_uses_its_window_only_if
         ("GptOssForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "quantization_config says 'awq'"),
         ("MixtralForCausalLM", {"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config says 'mxfp4'"),
         ("Phi3ForCausalLM", {"partial_rotary_factor": 0.75, "rope_scaling": {"type": "default"}}, "partial_rotary"),
+        ("Phi3ForCausalLM", {"partial_rotary_factor": 0.75}, "partial_rotary_factor is not 1"),
     ],
 )
 def test_what_a_family_cannot_be_is_named(architecture, changes, words):
