@@ -185,6 +185,7 @@ def test_a_size_that_is_none_is_named(value):
         ({"rope_parameters": {"rope_type": "magic"}}, "rope_parameters.rope_type is 'magic'; this version has"),
         ({"rope_scaling": {"type": "yarn"}}, "rope_scaling.factor is missing"),
         ({"rope_scaling": {"type": "yarn", "factor": 4, "beta_slow": 40}}, "rope_scaling.beta_slow is above beta_fast"),
+        ({"rope_scaling": {"type": "yarn", "factor": 1e300}}, "rope_scaling makes a context of 5.12e+302 tokens"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.short_factor is missing"),
         (
             {"rope_scaling": {"type": "su", "short_factor": [1] * 4, "long_factor": [1] * 3}},
