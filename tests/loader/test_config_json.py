@@ -15,6 +15,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+GEMMA = {"hidden_act": None}
 
 
 def parse(**changes):
@@ -80,6 +81,8 @@ def test_qwen2_has_biases_on_queries_keys_and_values_and_uses_its_window_only_if
         ("Gemma2ForCausalLM", {"hidden_act": None, "layer_types": ["full_attention"]}, "layer_types is not one of"),
         ("Gemma2ForCausalLM", {"hidden_activation": "relu"}, "hidden_act"),
         ("Gemma2ForCausalLM", {"hidden_act": None, "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
+        ("Gemma3ForCausalLM", GEMMA | {"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.rope_type is not"),
+        ("Gemma3ForCausalLM", GEMMA | {"rope_parameters": {}, "rope_scaling": {}}, "rope_scaling is there beside"),
         ("Gemma3ForConditionalGeneration", {}, "text_config is missing"),
         ("Gemma3ForConditionalGeneration", {"text_config": {"hidden_size": 0}}, "text_config.hidden_size is 0"),
         ("Llama4ForConditionalGeneration", {"text_config": {"vocab_size": 8}}, "text_config.hidden_size is missing"),
@@ -100,6 +103,16 @@ def test_a_stretched_context_counts_as_a_model_s_own():
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
     assert parse(rope_scaling=yarn, max_position_embeddings=512).arch.max_position == 2048
     assert parse(rope_scaling=yarn, max_position_embeddings=4096).arch.max_position == 4096
+
+
+def test_both_ropes_of_gemma3_are_read_in_every_spelling():
+    expected = (Rope(8, 20.0), Rope(8, 30.0, LinearScaling(8.0)))
+    scaling, thetas = {"rope_type": "linear", "factor": 8.0}, {"rope_theta": 30.0, "rope_local_base_freq": 20.0}
+    gemma3 = {**GEMMA, "architectures": ["Gemma3ForCausalLM"], "head_dim": 8, "sliding_window_pattern": 2}
+    assert parse(**gemma3, **thetas, rope_scaling=scaling).arch.ropes == expected
+    apart = {"full_attention": scaling | {"rope_theta": 30.0}, "sliding_attention": {"rope_theta": 20.0}}
+    assert parse(**gemma3, rope_theta=None, rope_parameters=apart).arch.ropes == expected
+    assert parse(**gemma3, **thetas, rope_parameters={"full_attention": scaling}).arch.ropes == expected
 
 
 def test_mxfp4_is_widened_for_the_family_that_is_published_in_it():
