@@ -6,6 +6,7 @@ from hex_llm.models.arch import Arch
 from hex_llm.models.fields import Fields
 from hex_llm.models.gemma import read_gemma_like
 from hex_llm.models.gemma2 import every_other
+from hex_llm.models.read import language_model
 from hex_llm.models.rope_fields import read_rope, read_scaled_rope
 
 _GLOBAL, _LOCAL = 1e6, 1e4  # theta, where the file has no such field
@@ -26,10 +27,7 @@ def read_gemma3(fields: Fields) -> Arch:
 
 
 def read_gemma3_multimodal(fields: Fields) -> Arch:
-    text = fields.section("text_config")
-    if text is None:
-        raise fields.refuse("text_config", "is missing")
-    return _read(text, "Gemma3ForConditionalGeneration")
+    return _read(language_model(fields), "Gemma3ForConditionalGeneration")
 
 
 def _read(fields: Fields, architecture: str) -> Arch:

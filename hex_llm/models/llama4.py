@@ -21,7 +21,7 @@ from hex_llm.layers.rope import Rope
 from hex_llm.models import llama, mixtral
 from hex_llm.models.arch import Arch, Kind
 from hex_llm.models.fields import Fields
-from hex_llm.models.read import read_arch, read_layer_types
+from hex_llm.models.read import language_model, read_arch, read_layer_types
 from hex_llm.models.weights import Part, Weight, nested, repeated, tensor, weight
 from hex_llm.pytree import pytree
 
@@ -113,10 +113,7 @@ def read_llama4(fields: Fields) -> Arch:
 
 
 def read_llama4_multimodal(fields: Fields) -> Arch:
-    text = fields.section("text_config")
-    if text is None:
-        raise fields.refuse("text_config", "is missing")
-    return replace(read_llama4(text), architecture="Llama4ForConditionalGeneration")
+    return replace(read_llama4(language_model(fields)), architecture="Llama4ForConditionalGeneration")
 
 
 def _kinds(fields: Fields, num_layers: int, rope: Rope) -> tuple[Kind, ...]:

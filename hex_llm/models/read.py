@@ -77,6 +77,18 @@ def _read_heads(fields: Fields, num_kv_heads: int | None, head_dim: int | None) 
     return embed_size, num_heads, num_kv_heads, head_dim
 
 
+def language_model(fields: Fields) -> Fields:
+    """What the config of a model that also sees says of its language model."""
+    text = fields.section("text_config")
+    if text is None:
+        raise fields.refuse("text_config", "is missing")
+    tied = "tie_word_embeddings"
+    if not fields.has(tied):
+        return text
+    # Said of the whole model, it stands over what is said of its part, as in transformers 5.
+    return Fields(text.source, {**text.values, tied: fields.flag(tied, False)}, text.prefix)
+
+
 def windowed(size: int | None) -> Kinds:
     """All layers see so many of the last tokens."""
     window = None if size is None else Window(size)
