@@ -26,13 +26,18 @@ from hex_llm.models.weights import Part, Weight, nested, repeated, tensor, weigh
 from hex_llm.pytree import pytree
 
 
+def _qkv_parts(name: str, columns: tuple[str, ...] = ()) -> tuple[Part, ...]:
+    return (
+        Part(f"q_proj.{name}", ("heads",), columns, neighbours=True),
+        Part(f"k_proj.{name}", ("kv_heads",), columns, neighbours=True),
+        Part(f"v_proj.{name}", ("kv_heads",), columns),
+    )
+
+
 @pytree
 class Attention(llama.Attention):
-    qkv: Weight = weight(
-        Part("q_proj.weight", ("heads",), ("embed",), neighbours=True),
-        Part("k_proj.weight", ("kv_heads",), ("embed",), neighbours=True),
-        Part("v_proj.weight", ("kv_heads",), ("embed",)),
-    )
+    qkv: Weight = weight(*_qkv_parts("weight", ("embed",)))
+    qkv_bias: Weight | None = weight(*_qkv_parts("bias"), when=lambda arch: arch.qkv_bias)
 
 
 @pytree
@@ -93,7 +98,8 @@ def read_llama4(fields: Fields) -> Arch:
     for name in ("interleave_moe_layer_step", "num_experts_per_tok"):
         if (number := fields.integer(name, 1)) != 1:
             raise fields.refuse(name, f"is {number}; this architecture is served with 1 only")
-    tuned = fields.flag("attn_temperature_tuning", True)
+    # The first files, and what was made from them, say 4.
+    tuned = fields.values.get("attn_temperature_tuning") == 4 or fields.flag("attn_temperature_tuning", True)
     bias = fields.flag("attention_bias", False)
     return read_arch(
         fields,
@@ -117,6 +123,8 @@ def read_llama4_multimodal(fields: Fields) -> Arch:
 
 
 def _kinds(fields: Fields, num_layers: int, rope: Rope) -> tuple[Kind, ...]:
+    if fields.has("moe_layers") and fields.values["moe_layers"] != [*range(num_layers)]:
+        raise fields.refuse("moe_layers", f"does not name all of the {num_layers} layers; others are not served")
     every = fields.integer("no_rope_layer_interval", 4)
     rotated = fields.values.get("no_rope_layers") or [int((i + 1) % every != 0) for i in range(num_layers)]
     if not isinstance(rotated, list) or len(rotated) < num_layers or any(each not in (0, 1) for each in rotated):

@@ -87,6 +87,8 @@ def test_qwen2_has_biases_on_queries_keys_and_values_and_uses_its_window_only_if
         ("Gemma3ForConditionalGeneration", {"text_config": {"hidden_size": 0}}, "text_config.hidden_size is 0"),
         ("Llama4ForConditionalGeneration", {"text_config": {"vocab_size": 8}}, "text_config.hidden_size is missing"),
         ("Llama4ForCausalLM", {"interleave_moe_layer_step": 2}, "interleave_moe_layer_step is 2"),
+        ("Llama4ForCausalLM", {"moe_layers": [1]}, "moe_layers does not name all of the 2 layers"),
+        ("Llama4ForCausalLM", {"attn_temperature_tuning": "on"}, "attn_temperature_tuning is 'on'"),
         ("Llama4ForCausalLM", {"no_rope_layers": [1]}, "no_rope_layers is not 0 or 1 for each of the 2 layers"),
         ("GptOssForCausalLM", {"swiglu_limit": 3}, "swiglu_limit is 3"),
         ("GptOssForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "quantization_config says 'awq'"),
@@ -103,6 +105,14 @@ def test_a_stretched_context_counts_as_a_model_s_own():
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
     assert parse(rope_scaling=yarn, max_position_embeddings=512).arch.max_position == 2048
     assert parse(rope_scaling=yarn, max_position_embeddings=4096).arch.max_position == 4096
+
+
+def test_llama4_s_temperature_is_on_unless_the_file_says_otherwise_and_4_is_how_the_first_files_say_it():
+    def temperature(**fields):
+        return parse(architectures=["Llama4ForCausalLM"], moe_layers=[0, 1], **fields).arch.temperature
+
+    assert temperature() == temperature(attn_temperature_tuning=4) == (0.1, 8192)
+    assert temperature(attn_temperature_tuning=False) is None
 
 
 def test_both_ropes_of_gemma3_are_read_in_every_spelling():
