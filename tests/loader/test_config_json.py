@@ -125,6 +125,13 @@ def test_both_ropes_of_gemma3_are_read_in_every_spelling():
     assert parse(**gemma3, **thetas, rope_parameters={"full_attention": scaling}).arch.ropes == expected
 
 
+@pytest.mark.parametrize(("fields", "expected"), [({}, 4096), ({"original_max_position_embeddings": 100}, 100)])
+def test_phi3_s_ropes_are_switched_where_the_file_or_else_transformers_says(fields, expected):
+    scaling = {"type": "longrope", "short_factor": [1] * 4, "long_factor": [2] * 4}
+    arch = parse(architectures=["Phi3ForCausalLM"], max_position_embeddings=8192, rope_scaling=scaling, **fields).arch
+    assert arch.rope_switch == expected
+
+
 def test_mxfp4_is_widened_for_the_family_that_is_published_in_it():
     config = {"architectures": ["GptOssForCausalLM"], "quantization_config": {"quant_method": "mxfp4"}}
     assert parse(**config).arch.activation == "clamped_silu"
