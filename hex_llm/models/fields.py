@@ -7,7 +7,7 @@ from typing import Any
 
 from hex_llm.errors import CheckpointError
 
-_LARGEST = 2**31 - 1
+LARGEST = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Fields:
     def has(self, name: str) -> bool:
         return self.values.get(name) is not None
 
-    def integer(self, name: str, default: int | None = None, *, smallest: int = 1, largest: int = _LARGEST) -> int:
+    def integer(self, name: str, default: int | None = None, *, smallest: int = 1, largest: int = LARGEST) -> int:
         """A whole number, of at least 1 if nothing else is said."""
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int):

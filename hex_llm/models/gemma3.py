@@ -6,6 +6,7 @@ from hex_llm.models.arch import Arch
 from hex_llm.models.fields import Fields
 from hex_llm.models.gemma import read_gemma_like
 from hex_llm.models.gemma2 import every_other
+from hex_llm.models.read import language_model
 from hex_llm.models.rope_fields import read_rope, read_scaled_rope
 
 _GLOBAL, _LOCAL = 1e6, 1e4  # theta, where the file has no such field
@@ -26,10 +27,7 @@ def read_gemma3(fields: Fields) -> Arch:
 
 
 def read_gemma3_multimodal(fields: Fields) -> Arch:
-    text = fields.section("text_config")
-    if text is None:
-        raise fields.refuse("text_config", "is missing")
-    return _read(text, "Gemma3ForConditionalGeneration")
+    return _read(language_model(fields), "Gemma3ForConditionalGeneration")
 
 
 def _read(fields: Fields, architecture: str) -> Arch:
@@ -51,12 +49,18 @@ def _read(fields: Fields, architecture: str) -> Arch:
 
 def _ropes(fields: Fields, head_dim: int) -> tuple[Rope, Rope]:
     """Of the layers that see everything, and of the others."""
+    local = fields.number("rope_local_base_freq", _LOCAL)
     named = fields.section("rope_parameters")
     if named is None:
-        local = Rope(head_dim, fields.number("rope_local_base_freq", _LOCAL))
-        return read_rope(fields, head_dim, theta=_GLOBAL), local
-    ropes = []
-    for kind, theta in (("full_attention", _GLOBAL), ("sliding_attention", _LOCAL)):
-        section = named.section(kind)
-        ropes.append(read_scaled_rope(fields, section, head_dim, theta) if section else Rope(head_dim, theta))
-    return ropes[0], ropes[1]
+        return read_rope(fields, head_dim, theta=_GLOBAL), Rope(head_dim, local)
+    if fields.has("rope_scaling"):
+        raise fields.refuse("rope_scaling", "is there beside rope_parameters, and one of them has to do")
+    thetas = {"full_attention": fields.number("rope_theta", _GLOBAL), "sliding_attention": local}
+    if unknown := sorted(named.values.keys() - thetas.keys()):
+        raise named.refuse(unknown[0], f"is not one of {' and '.join(thetas)}, which have a rope each")
+    sections = {kind: named.section(kind) for kind in thetas}
+    everywhere, local = (
+        read_scaled_rope(fields, section, head_dim, thetas[kind]) if section else Rope(head_dim, thetas[kind])
+        for kind, section in sections.items()
+    )
+    return everywhere, local

@@ -21,18 +21,23 @@ from hex_llm.layers.rope import Rope
 from hex_llm.models import llama, mixtral
 from hex_llm.models.arch import Arch, Kind
 from hex_llm.models.fields import Fields
-from hex_llm.models.read import read_arch, read_layer_types, read_rotated
+from hex_llm.models.read import language_model, read_arch, read_layer_types, read_rotated
 from hex_llm.models.weights import Part, Weight, nested, repeated, tensor, weight
 from hex_llm.pytree import pytree
 
 
+def _qkv_parts(name: str, columns: tuple[str, ...] = ()) -> tuple[Part, ...]:
+    return (
+        Part(f"q_proj.{name}", ("heads",), columns, neighbours=True),
+        Part(f"k_proj.{name}", ("kv_heads",), columns, neighbours=True),
+        Part(f"v_proj.{name}", ("kv_heads",), columns),
+    )
+
+
 @pytree
 class Attention(llama.Attention):
-    qkv: Weight = weight(
-        Part("q_proj.weight", ("heads",), ("embed",), neighbours=True),
-        Part("k_proj.weight", ("kv_heads",), ("embed",), neighbours=True),
-        Part("v_proj.weight", ("kv_heads",), ("embed",)),
-    )
+    qkv: Weight = weight(*_qkv_parts("weight", ("embed",)))
+    qkv_bias: Weight | None = weight(*_qkv_parts("bias"), when=lambda arch: arch.qkv_bias)
 
 
 @pytree
@@ -93,7 +98,8 @@ def read_llama4(fields: Fields) -> Arch:
     for name in ("interleave_moe_layer_step", "num_experts_per_tok"):
         if (number := fields.integer(name, 1)) != 1:
             raise fields.refuse(name, f"is {number}; this architecture is served with 1 only")
-    tuned = fields.flag("attn_temperature_tuning", True)
+    # The first files, and what was made from them, say 4.
+    tuned = fields.values.get("attn_temperature_tuning") == 4 or fields.flag("attn_temperature_tuning", True)
     bias = fields.flag("attention_bias", False)
     return read_arch(
         fields,
@@ -113,13 +119,12 @@ def read_llama4(fields: Fields) -> Arch:
 
 
 def read_llama4_multimodal(fields: Fields) -> Arch:
-    text = fields.section("text_config")
-    if text is None:
-        raise fields.refuse("text_config", "is missing")
-    return replace(read_llama4(text), architecture="Llama4ForConditionalGeneration")
+    return replace(read_llama4(language_model(fields)), architecture="Llama4ForConditionalGeneration")
 
 
 def _kinds(fields: Fields, num_layers: int, rope: Rope) -> tuple[Kind, ...]:
+    if fields.has("moe_layers") and fields.values["moe_layers"] != [*range(num_layers)]:
+        raise fields.refuse("moe_layers", f"does not name all of the {num_layers} layers; others are not served")
     rotated = read_rotated(fields, num_layers)
     size = fields.integer_unless_null("attention_chunk_size", 8192)
     window = {"full_attention": None, "chunked_attention": size and Window(size, chunked=True)}

@@ -31,5 +31,6 @@ class Phi3(llama.Llama):
 
 def read_phi3(fields: Fields) -> Arch:
     """With the defaults of transformers' Phi3Config."""
+    fields = fields.with_defaults({"original_max_position_embeddings": 4096})
     window = fields.integer("sliding_window") if fields.has("sliding_window") else None
     return read_arch(fields, "Phi3ForCausalLM", eps=1e-5, kinds=windowed(window))

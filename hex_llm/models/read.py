@@ -7,7 +7,7 @@ from hex_llm.kernels.rms import Rms
 from hex_llm.kernels.window import Window
 from hex_llm.layers.rope import Rope, YarnScaling
 from hex_llm.models.arch import Arch, Kind
-from hex_llm.models.fields import Fields
+from hex_llm.models.fields import LARGEST, Fields
 from hex_llm.models.rope_fields import read_rope
 
 _MOST_LAYERS = 1024  # a bound, so that a damaged config is refused rather than unrolled
@@ -39,7 +39,10 @@ def read_arch(
     num_layers = fields.integer("num_hidden_layers", largest=_MOST_LAYERS)
     max_position = fields.integer("max_position_embeddings")
     if isinstance(rope.scaling, YarnScaling):  # files leave the original length there, or write the stretched one
-        max_position = max(max_position, int(rope.scaling.factor * rope.scaling.original_max_position))
+        stretched = rope.scaling.factor * rope.scaling.original_max_position
+        if stretched > LARGEST:
+            raise fields.refuse("rope_scaling", f"makes a context of {stretched:g} tokens, above {LARGEST}")
+        max_position = max(max_position, int(stretched))
     return Arch(
         **{
             "architecture": architecture,
@@ -72,6 +75,18 @@ def _read_heads(fields: Fields, num_kv_heads: int | None, head_dim: int | None) 
     if head_dim % 2:
         raise fields.refuse("head_dim", f"is {head_dim}, and rotary embedding needs it even")
     return embed_size, num_heads, num_kv_heads, head_dim
+
+
+def language_model(fields: Fields) -> Fields:
+    """What the config of a model that also sees says of its language model."""
+    text = fields.section("text_config")
+    if text is None:
+        raise fields.refuse("text_config", "is missing")
+    tied = "tie_word_embeddings"
+    if not fields.has(tied):
+        return text
+    # Said of the whole model, it stands over what is said of its part, as in transformers 5.
+    return Fields(text.source, {**text.values, tied: fields.flag(tied, False)}, text.prefix)
 
 
 def windowed(size: int | None) -> Kinds:

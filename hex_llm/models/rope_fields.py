@@ -10,6 +10,7 @@ _TYPES = "default, linear, llama3, yarn and longrope"
 
 def read_rope(fields: Fields, head_dim: int, *, theta: float = 10000.0) -> Rope:
     """`theta` is what the model's class has where the file does not say."""
+    _check_whole(fields)
     theta = fields.number("rope_theta", theta)
     named = {
         name: section for name in ("rope_parameters", "rope_scaling") if (section := fields.section(name)) is not None
@@ -22,11 +23,14 @@ def read_rope(fields: Fields, head_dim: int, *, theta: float = 10000.0) -> Rope:
 
 def read_scaled_rope(fields: Fields, section: Fields, head_dim: int, theta: float) -> Rope:
     """What one `section` of the config says."""
-    theta = section.number("rope_theta", theta)
-    for where in (section, fields):
-        if where.has("partial_rotary_factor") and where.number("partial_rotary_factor") != 1:
-            raise where.refuse("partial_rotary_factor", "is not 1, and heads are rotated as a whole")
-    return Rope(head_dim, theta, _scaling(fields, section, head_dim))
+    for where in (fields, section):
+        _check_whole(where)
+    return Rope(head_dim, section.number("rope_theta", theta), _scaling(fields, section, head_dim))
+
+
+def _check_whole(fields: Fields) -> None:
+    if fields.has("partial_rotary_factor") and fields.number("partial_rotary_factor") != 1:
+        raise fields.refuse("partial_rotary_factor", "is not 1, and heads are rotated as a whole")
 
 
 def _scaling(fields: Fields, section: Fields, head_dim: int) -> Scaling | None:

@@ -15,6 +15,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+GEMMA = {"hidden_act": None}
 
 
 def parse(**changes):
@@ -80,15 +81,20 @@ def test_qwen2_has_biases_on_queries_keys_and_values_and_uses_its_window_only_if
         ("Gemma2ForCausalLM", {"hidden_act": None, "layer_types": ["full_attention"]}, "layer_types is not one of"),
         ("Gemma2ForCausalLM", {"hidden_activation": "relu"}, "hidden_act"),
         ("Gemma2ForCausalLM", {"hidden_act": None, "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
+        ("Gemma3ForCausalLM", GEMMA | {"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.rope_type is not"),
+        ("Gemma3ForCausalLM", GEMMA | {"rope_parameters": {}, "rope_scaling": {}}, "rope_scaling is there beside"),
         ("Gemma3ForConditionalGeneration", {}, "text_config is missing"),
         ("Gemma3ForConditionalGeneration", {"text_config": {"hidden_size": 0}}, "text_config.hidden_size is 0"),
         ("Llama4ForConditionalGeneration", {"text_config": {"vocab_size": 8}}, "text_config.hidden_size is missing"),
         ("Llama4ForCausalLM", {"interleave_moe_layer_step": 2}, "interleave_moe_layer_step is 2"),
+        ("Llama4ForCausalLM", {"moe_layers": [1]}, "moe_layers does not name all of the 2 layers"),
+        ("Llama4ForCausalLM", {"attn_temperature_tuning": "on"}, "attn_temperature_tuning is 'on'"),
         ("Llama4ForCausalLM", {"no_rope_layers": [1]}, "no_rope_layers is not 0 or 1 for each of the 2 layers"),
         ("GptOssForCausalLM", {"swiglu_limit": 3}, "swiglu_limit is 3"),
         ("GptOssForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "quantization_config says 'awq'"),
         ("MixtralForCausalLM", {"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config says 'mxfp4'"),
         ("Phi3ForCausalLM", {"partial_rotary_factor": 0.75, "rope_scaling": {"type": "default"}}, "partial_rotary"),
+        ("Phi3ForCausalLM", {"partial_rotary_factor": 0.75}, "partial_rotary_factor is not 1"),
     ],
 )
 def test_what_a_family_cannot_be_is_named(architecture, changes, words):
@@ -99,6 +105,31 @@ def test_a_stretched_context_counts_as_a_model_s_own():
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
     assert parse(rope_scaling=yarn, max_position_embeddings=512).arch.max_position == 2048
     assert parse(rope_scaling=yarn, max_position_embeddings=4096).arch.max_position == 4096
+
+
+def test_llama4_s_temperature_is_on_unless_the_file_says_otherwise_and_4_is_how_the_first_files_say_it():
+    def temperature(**fields):
+        return parse(architectures=["Llama4ForCausalLM"], moe_layers=[0, 1], **fields).arch.temperature
+
+    assert temperature() == temperature(attn_temperature_tuning=4) == (0.1, 8192)
+    assert temperature(attn_temperature_tuning=False) is None
+
+
+def test_both_ropes_of_gemma3_are_read_in_every_spelling():
+    expected = (Rope(8, 20.0), Rope(8, 30.0, LinearScaling(8.0)))
+    scaling, thetas = {"rope_type": "linear", "factor": 8.0}, {"rope_theta": 30.0, "rope_local_base_freq": 20.0}
+    gemma3 = {**GEMMA, "architectures": ["Gemma3ForCausalLM"], "head_dim": 8, "sliding_window_pattern": 2}
+    assert parse(**gemma3, **thetas, rope_scaling=scaling).arch.ropes == expected
+    apart = {"full_attention": scaling | {"rope_theta": 30.0}, "sliding_attention": {"rope_theta": 20.0}}
+    assert parse(**gemma3, rope_theta=None, rope_parameters=apart).arch.ropes == expected
+    assert parse(**gemma3, **thetas, rope_parameters={"full_attention": scaling}).arch.ropes == expected
+
+
+@pytest.mark.parametrize(("fields", "expected"), [({}, 4096), ({"original_max_position_embeddings": 100}, 100)])
+def test_phi3_s_ropes_are_switched_where_the_file_or_else_transformers_says(fields, expected):
+    scaling = {"type": "longrope", "short_factor": [1] * 4, "long_factor": [2] * 4}
+    arch = parse(architectures=["Phi3ForCausalLM"], max_position_embeddings=8192, rope_scaling=scaling, **fields).arch
+    assert arch.rope_switch == expected
 
 
 def test_mxfp4_is_widened_for_the_family_that_is_published_in_it():
@@ -213,6 +244,7 @@ def test_a_size_that_is_none_is_named(value):
         ({"rope_parameters": {"rope_type": "magic"}}, "rope_parameters.rope_type is 'magic'; this version has"),
         ({"rope_scaling": {"type": "yarn"}}, "rope_scaling.factor is missing"),
         ({"rope_scaling": {"type": "yarn", "factor": 4, "beta_slow": 40}}, "rope_scaling.beta_slow is above beta_fast"),
+        ({"rope_scaling": {"type": "yarn", "factor": 1e300}}, "rope_scaling makes a context of 5.12e+302 tokens"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.short_factor is missing"),
         (
             {"rope_scaling": {"type": "su", "short_factor": [1] * 4, "long_factor": [1] * 3}},

@@ -226,6 +226,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "class": "Gemma3ForConditionalGeneration",
         "text_config": _SMALL | {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16},
         "vision_config": _VISION,
+        "tie_word_embeddings": False,  # of the whole, which is what transformers goes by
         "mm_tokens_per_image": 4,
         "image_token_index": 319,
         "boi_token_index": 317,
@@ -250,6 +251,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
                 "no_rope_layers": [0, 1, 1, 0],
                 **_PLAIN_ROPE,
             },
+            "llama4-biased": {"attention_bias": True, "num_hidden_layers": 2, **_PLAIN_ROPE},
         },
     ),
     "llama4-with-vision": {
