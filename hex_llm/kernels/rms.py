@@ -14,6 +14,11 @@ class Rms:
     eps: float
     plus_one: bool = False  # the factor is 1 + the weight, and the result is rounded once, as in Gemma
 
+    @property
+    def neutral(self) -> float:
+        """The weight that changes nothing."""
+        return 0.0 if self.plus_one else 1.0
+
 
 def rms_norm(x: Array, weight: Array, rms: Rms) -> Array:
     """[..., D] scaled to unit mean square, in float32, then rounded and multiplied by the weight."""

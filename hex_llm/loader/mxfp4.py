@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 
 from hex_llm.errors import CheckpointError
@@ -11,9 +10,12 @@ from hex_llm.loader.checkpoint import Checkpoint, Tensor
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _PAIRS = 16  # bytes that share a scale, two numbers in each
+_GROUP = 2 * _PAIRS
 _BIAS = 127  # of the exponent
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _VALUES = np.array([*_MAGNITUDES, *(-value for value in _MAGNITUDES)], np.float32)
+# The two numbers of each byte, of which the low half comes first; as one word, so that looking both up is one step.
+_PAIR_OF = np.stack([_VALUES[np.arange(256) & 15], _VALUES[np.arange(256) >> 4]], axis=-1).view(np.uint64)[:, 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +33,21 @@ class Mxfp4Tensor:
     @property
     def shape(self) -> tuple[int, ...]:
         experts, rows, groups, _ = self.blocks.shape
-        return experts, groups * 2 * _PAIRS, rows
+        return experts, groups * _GROUP, rows
 
     @property
     def dtype(self) -> np.dtype:
-        return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(np.float32)
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
         experts, columns, rows = index
-        packed = self.blocks[(experts, rows, slice(None), slice(None))]
-        exponent = self.scales[(experts, rows, slice(None))].astype(np.int32) - _BIAS
-        # The low half of a byte comes first.
-        values = _VALUES[np.stack([packed & 15, packed >> 4], axis=-1)].reshape(*packed.shape[:3], 2 * _PAIRS)
-        wide = np.ldexp(values, exponent[..., None]).reshape(*packed.shape[:2], -1)
-        return wide.swapaxes(1, 2)[:, columns].astype(self.dtype)
+        first, last, step = columns.indices(self.shape[1])
+        groups = slice(first // _GROUP, -(-last // _GROUP))
+        packed = self.blocks[(experts, rows, groups, slice(None))]
+        scales = np.ldexp(np.float32(1), self.scales[(experts, rows, groups)].astype(np.int32) - _BIAS)
+        wide = _PAIR_OF[packed].view(np.float32) * scales[..., None]
+        start = groups.start * _GROUP
+        return wide.reshape(*packed.shape[:2], -1).swapaxes(1, 2)[:, first - start : last - start : step]
 
 
 def widened(checkpoint: Checkpoint) -> Checkpoint:

@@ -32,6 +32,7 @@ type Check = Literal["sample", "full", "off"]
 
 _FLOATS = {np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16, np.float32)}
 _SAMPLED = 65536  # values of each shard that the finite check looks at
+_COMPARED_ROWS = 64  # of two tensors that should be one
 _READERS = 4  # threads: a disk answers several faster than one
 _DUMMY_SPREAD = 0.035  # uniform in +-0.035 has the standard deviation of 0.02 that models are born with
 
@@ -66,6 +67,7 @@ def check_checkpoint(model: type, arch: Arch, checkpoint: Checkpoint) -> None:
     wanted = specs(model, arch)
     _check_names(wanted, arch, checkpoint)
     _check_shapes(wanted, arch, checkpoint)
+    _check_tie(arch, checkpoint)
 
 
 def _load_weight(
@@ -151,6 +153,19 @@ def _harmless(name: str, arch: Arch) -> bool:
     return name.endswith(".rotary_emb.inv_freq") or (arch.tied and name == "lm_head.weight")
 
 
+def _check_tie(arch: Arch, checkpoint: Checkpoint) -> None:
+    """A head of its own in a model whose head is the embedding: which of the two is meant cannot be told."""
+    head = checkpoint.get("lm_head.weight")
+    if not arch.tied or head is None:
+        return
+    embed, rows = checkpoint["model.embed_tokens.weight"], (slice(0, _COMPARED_ROWS),)
+    if head.shape != embed.shape or not np.array_equal(head[rows], embed[rows]):
+        raise CheckpointError(
+            f"Tensor lm_head.weight in {head.path} differs from model.embed_tokens.weight, and tie_word_embeddings in "
+            "config.json says that they are one."
+        )
+
+
 def _listed(names: list[str]) -> str:
     shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     return f"{len(names)} tensor{'s' * (len(names) > 1)} ({shown})"
@@ -203,15 +218,10 @@ def dummy[T](model: type[T], arch: Arch, mesh: Mesh, dtype: Any, *, seed: int = 
 
     def make(spec: WeightSpec) -> Array:
         own = jax.random.fold_in(key, next(number))
-        return _dummy_weight(own, spec.shape(arch), jnp.dtype(dtype), spec.dummy, spec.sharding(mesh))
+        value = arch.rms.neutral if spec.neutral else None
+        return _dummy_program(spec.shape(arch), jnp.dtype(dtype), value, spec.sharding(mesh))(own)
 
     return build(model, arch, make)
-
-
-def _dummy_weight(
-    key: Array, shape: tuple[int, ...], dtype: Any, value: float | None, sharding: NamedSharding
-) -> Array:
-    return _dummy_program(shape, dtype, value, sharding)(key)
 
 
 @functools.cache

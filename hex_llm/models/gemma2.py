@@ -7,15 +7,15 @@ from hex_llm.models.arch import Arch, Kind
 from hex_llm.models.fields import Fields
 from hex_llm.models.gemma import read_gemma_like
 from hex_llm.models.read import Kinds, read_layer_types
-from hex_llm.models.weights import Weight, repeated, tensor
+from hex_llm.models.weights import Weight, norm, repeated
 from hex_llm.pytree import pytree
 
 
 @pytree
 class Layer(llama.Layer):
-    after_attention: Weight = tensor("post_attention_layernorm.weight", "embed", dummy=0.0)
-    mlp_norm: Weight = tensor("pre_feedforward_layernorm.weight", "embed", dummy=0.0)
-    after_mlp: Weight = tensor("post_feedforward_layernorm.weight", "embed", dummy=0.0)
+    after_attention: Weight = norm("post_attention_layernorm.weight")
+    mlp_norm: Weight = norm("pre_feedforward_layernorm.weight")
+    after_mlp: Weight = norm("post_feedforward_layernorm.weight")
 
 
 @pytree

@@ -14,7 +14,7 @@ from hex_llm.layers.norm import Stream, add_rms_norm
 from hex_llm.models.arch import Arch, Kind
 from hex_llm.models.fields import Fields
 from hex_llm.models.read import read_arch
-from hex_llm.models.weights import Weight, fused, nested, repeated, tensor
+from hex_llm.models.weights import Weight, fused, nested, norm, repeated, tensor
 from hex_llm.pytree import pytree
 
 QKV_ROWS = ("heads", "kv_heads", "kv_heads")
@@ -46,8 +46,8 @@ def _untied(arch: Arch) -> bool:
 class Attention:
     qkv: Weight = fused(("q_proj.weight", "k_proj.weight", "v_proj.weight"), QKV_ROWS, "embed")
     qkv_bias: Weight | None = fused(("q_proj.bias", "k_proj.bias", "v_proj.bias"), QKV_ROWS, when=_qkv_bias)
-    q_norm: Weight | None = tensor("q_norm.weight", "head", when=_head_norm, dummy=1.0)
-    k_norm: Weight | None = tensor("k_norm.weight", "head", when=_head_norm, dummy=1.0)
+    q_norm: Weight | None = norm("q_norm.weight", "head", when=_head_norm)
+    k_norm: Weight | None = norm("k_norm.weight", "head", when=_head_norm)
     o: Weight = tensor("o_proj.weight", "embed heads")
     o_bias: Weight | None = tensor("o_proj.bias", "embed", when=_o_bias)
 
@@ -64,9 +64,9 @@ class Mlp:
 
 @pytree
 class Layer:
-    attention_norm: Weight = tensor("input_layernorm.weight", "embed", dummy=1.0)
+    attention_norm: Weight = norm("input_layernorm.weight")
     attention: Attention = nested(Attention, "self_attn.")
-    mlp_norm: Weight = tensor("post_attention_layernorm.weight", "embed", dummy=1.0)
+    mlp_norm: Weight = norm("post_attention_layernorm.weight")
     mlp: Any = nested(Mlp, "mlp.")
 
     after_attention = after_mlp = None  # for those who normalise there as well, see gemma2
@@ -76,7 +76,7 @@ class Layer:
 class Llama:
     embed: Weight = tensor("model.embed_tokens.weight", "vocab embed")
     layers: tuple[Layer, ...] = repeated(Layer, "model.layers.{}.")
-    norm: Weight = tensor("model.norm.weight", "embed", dummy=1.0)
+    norm: Weight = norm("model.norm.weight")
     head: Weight | None = tensor("lm_head.weight", "vocab embed", when=_untied)
 
 

@@ -10,7 +10,11 @@ from hex_llm.models.arch import Arch, Kind
 from hex_llm.models.fields import LARGEST, Fields
 from hex_llm.models.rope_fields import read_rope
 
-_MOST_LAYERS = 1024  # a bound, so that a damaged config is refused rather than unrolled
+# Bounds, so that a damaged config is refused rather than unrolled or found too large for any memory.
+_MOST_LAYERS = 1024
+_WIDEST = 2**20
+_LARGEST_HEAD = 2**12
+_MOST_TOKENS = 2**28
 _SILU = ("silu",)
 
 type Kinds = Callable[[int, Rope], tuple[Kind, ...]]  # of the layers, given their number and the model's rope
@@ -37,7 +41,7 @@ def read_arch(
             raise fields.refuse(name, f"is {activation!r}; this architecture is served with {activations[0]} only")
     rope = differences.pop("rope", None) or read_rope(fields, head_dim, theta=theta)
     num_layers = fields.integer("num_hidden_layers", largest=_MOST_LAYERS)
-    max_position = fields.integer("max_position_embeddings")
+    max_position = fields.integer("max_position_embeddings", largest=_MOST_TOKENS)
     if isinstance(rope.scaling, YarnScaling):  # files leave the original length there, or write the stretched one
         stretched = rope.scaling.factor * rope.scaling.original_max_position
         if stretched > LARGEST:
@@ -46,9 +50,9 @@ def read_arch(
     return Arch(
         **{
             "architecture": architecture,
-            "vocab_size": fields.integer("vocab_size"),
+            "vocab_size": fields.integer("vocab_size", largest=_MOST_TOKENS),
             "embed_size": embed_size,
-            "mlp_size": fields.integer("intermediate_size"),
+            "mlp_size": fields.integer("intermediate_size", largest=_WIDEST),
             "num_heads": num_heads,
             "num_kv_heads": num_kv_heads,
             "head_dim": head_dim,
@@ -64,14 +68,14 @@ def read_arch(
 
 def _read_heads(fields: Fields, num_kv_heads: int | None, head_dim: int | None) -> tuple[int, int, int, int]:
     """Sizes of the stream, counts of heads and of those of keys and values, and the size of a head."""
-    embed_size = fields.integer("hidden_size")
-    num_heads = fields.integer("num_attention_heads")
+    embed_size = fields.integer("hidden_size", largest=_WIDEST)
+    num_heads = fields.integer("num_attention_heads", largest=_WIDEST)
     num_kv_heads = fields.integer("num_key_value_heads", num_kv_heads or num_heads)
     if num_heads % num_kv_heads:
         raise fields.refuse("num_key_value_heads", f"is {num_kv_heads}, which does not divide the {num_heads} heads")
     if not fields.has("head_dim") and head_dim is None and embed_size % num_heads:
         raise fields.refuse("hidden_size", f"is {embed_size}, which {num_heads} heads do not divide")
-    head_dim = fields.integer("head_dim", head_dim or max(embed_size // num_heads, 1))
+    head_dim = fields.integer("head_dim", head_dim or max(embed_size // num_heads, 1), largest=_LARGEST_HEAD)
     if head_dim % 2:
         raise fields.refuse("head_dim", f"is {head_dim}, and rotary embedding needs it even")
     return embed_size, num_heads, num_kv_heads, head_dim

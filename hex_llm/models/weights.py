@@ -59,7 +59,7 @@ class WeightSpec:
 
     parts: tuple[Part, ...]
     when: Condition | None = None  # None: always there
-    dummy: float | None = None  # the value of a dummy weight; None: random
+    neutral: bool = False  # in a dummy model it changes nothing; others are random there
     stack: Stack | None = None
 
     @property
@@ -94,10 +94,15 @@ class WeightSpec:
         return dataclasses.replace(self, parts=parts)
 
 
-def tensor(name: str, dims: str, *, when: Condition | None = None, dummy: float | None = None) -> Any:
+def tensor(name: str, dims: str, *, when: Condition | None = None) -> Any:
     """A field that holds one tensor of the checkpoint, or None where the model has none."""
     row, *columns = dims.split()
-    return weight(Part(name, (row,), tuple(columns)), when=when, dummy=dummy)
+    return weight(Part(name, (row,), tuple(columns)), when=when)
+
+
+def norm(name: str, dim: str = "embed", *, when: Condition | None = None) -> Any:
+    """A field that holds the weight of a norm."""
+    return weight(Part(name, (dim,)), when=when, neutral=True)
 
 
 def fused(
@@ -113,12 +118,12 @@ def fused(
     return weight(*(Part(name, (row,), tuple(columns.split())) for name, row in parts), when=when, stack=stack)
 
 
-def weight(*parts: Part, when: Condition | None = None, dummy: float | None = None, stack: Stack | None = None) -> Any:
+def weight(*parts: Part, when: Condition | None = None, neutral: bool = False, stack: Stack | None = None) -> Any:
     """A field that holds these parts."""
     rows = [row for part in parts for row in part.rows]
     if len({RULES[dim] for dim in rows}) != 1:
         raise ValueError(f"{rows} are not split alike, so {[part.name for part in parts]} cannot be one array")
-    return dataclasses.field(metadata={"spec": WeightSpec(parts, when, dummy, stack)})
+    return dataclasses.field(metadata={"spec": WeightSpec(parts, when, neutral, stack)})
 
 
 def nested(cls: type, prefix: str) -> Any:
@@ -143,7 +148,9 @@ def build[T](cls: type[T], arch: Arch, make: Callable[[WeightSpec], Any], prefix
             case {"repeated": (inner, start)}:
                 layers = range(arch.num_layers)
                 return tuple(build(inner, arch, make, prefix + start.format(i)) for i in layers)
-        raise TypeError(f"{cls.__name__}.{field.name} is not declared by tensor, fused, weight, nested or repeated")
+        raise TypeError(
+            f"{cls.__name__}.{field.name} is not declared by tensor, norm, fused, weight, nested or repeated"
+        )
 
     fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
     return cls(**{field.name: value(field) for field in fields})

@@ -14,7 +14,7 @@ import pytest
 from hex_llm.errors import CheckpointError
 from hex_llm.loader.checkpoint import open_checkpoint
 from hex_llm.loader.config_json import parse_config
-from hex_llm.loader.weights import dummy, load
+from hex_llm.loader.weights import check_checkpoint, dummy, load
 from hex_llm.models.llama import Llama
 from hex_llm.parallel.mesh import make_mesh
 from tests.checkpoints import llama_config, random_tensors, write_tensors
@@ -184,3 +184,13 @@ def test_dummy_weights_are_shaped_like_loaded_ones_and_follow_the_seed(tmp_path)
     assert not np.array_equal(one.layers[0].attention.qkv, one.layers[1].attention.qkv)
     assert (np.asarray(one.norm) == 1).all()
     assert np.std(np.asarray(one.embed, np.float32)) == pytest.approx(0.02, rel=0.05)
+
+
+def test_a_head_that_differs_from_the_embedding_it_is_tied_to_is_refused(tmp_path):
+    config = llama_config(tie_word_embeddings=True)
+    arch, tensors = parse_config(config, "config.json").arch, random_tensors(config)
+    write_tensors(tmp_path, tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].copy()})
+    check_checkpoint(Llama, arch, open_checkpoint(tmp_path))
+    write_tensors(tmp_path, tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1})
+    with pytest.raises(CheckpointError, match=r"lm_head.weight .* differs from model.embed_tokens.weight"):
+        check_checkpoint(Llama, arch, open_checkpoint(tmp_path))

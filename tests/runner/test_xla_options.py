@@ -26,7 +26,7 @@ OTHERS = [program for program in PROGRAMS if not isinstance(program, Forward)]
 def compiler_options(program: Program, dtype=jnp.bfloat16, **changes: int) -> dict:
     params = SimpleNamespace(embed=jax.ShapeDtypeStruct((8, 8), dtype))
     biases = {"qkv_bias": False, "o_bias": False, "mlp_bias": False}
-    arch: Any = SimpleNamespace(**ARCH | {"num_layers": 1} | biases | changes)
+    arch: Any = SimpleNamespace(**ARCH | {"num_layers": 1, "num_experts": 0} | biases | changes)
     shapes: Any = SimpleNamespace(num_pages=10, page_size=32)
     programs = Programs(arch, shapes, params, dtype)
     return xla_options.compiler_options(programs, program) or {}
