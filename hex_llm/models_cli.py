@@ -71,7 +71,8 @@ def page(entry: Entry) -> str:
         lines += ["", f"On {_machines(each)}:", f"  {command(entry, each)}"]
     lines += [
         "",
-        "This version reads weights from folders: --model is then the one that `hf download` has made.",
+        "This version reads weights from folders: --model is then the one that `hf download` has made. It runs on one",
+        "device: it refuses flags for several until it can use them.",
         "",
         "In its shape, on random weights, without its files:",
         f"  hex-llm serve --model={entry.name} --load_format=dummy --max_model_len={min(entry.context, 4096)}",
