@@ -60,7 +60,8 @@ def make_batch(
     )
 
 
-@partial(jax.jit, static_argnames=("arch", "mesh"))
+# What the code of a model means is tested here, not how well it is compiled, which takes three times as long.
+@partial(jax.jit, static_argnames=("arch", "mesh"), compiler_options={"xla_backend_optimization_level": 0})
 def run(model, kv, batch, *, arch, mesh=None):
     """The logits of every token of the batch, and the pages after it; on a mesh, by all of its devices."""
 
