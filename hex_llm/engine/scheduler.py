@@ -71,8 +71,11 @@ class Scheduler:
 
         Not chunked, a step only decodes when there is nothing to prefill.
         """
-        for request in [each for each in self.running.values() if each.num_pending and self._outgrown(each)]:
-            self._preempt(request)
+        if self.limits.rope_switch is not None:
+            # The youngest first: each goes to the front of those that wait.
+            for request in reversed(list(self.running.values())):
+                if request.num_pending and self._outgrown(request):
+                    self._preempt(request)
         running = list(self.running.values())
         if self.limits.reach is not None:
             for request in running:

@@ -74,6 +74,14 @@ def test_a_sequence_that_grows_beyond_the_ropes_switch_is_computed_anew_once():
     assert outputs_of(outputs, following) == alone(following, runner.model)
 
 
+def test_those_that_grow_beyond_the_ropes_switch_together_are_computed_anew_in_the_order_they_came():
+    engine, runner = make_engine(rope_switch=16, step_tokens=32)
+    requests = [make_request(range(first, first + 10), 20) for first in (0, 10, 20)]
+    run(engine, *requests)
+    anew = [name for step in runner.steps[1:] for name, start, _ in step if start == 0]
+    assert anew == [request.id for request in requests]
+
+
 def test_a_request_that_ends_at_the_ropes_switch_is_not_computed_anew():
     engine, runner = make_engine(rope_switch=16)
     request = make_request(range(10), 7)

@@ -21,7 +21,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.chain import padded
-from hex_llm.kernels.grouped_matmul.gpu_gate import gated
+from hex_llm.kernels.gpu_gate import gated
 from hex_llm.kernels.grouped_matmul.gpu_ring import Ring, Work, run
 from hex_llm.kernels.hopper import MMA_ROWS, num_sms
 from hex_llm.pytree import pytree

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels.activation import Activation
-from hex_llm.kernels.grouped_matmul.gpu_gate import gated
+from hex_llm.kernels.gpu_gate import gated
 from hex_llm.kernels.grouped_matmul.groups import Groups, combine, group_rows
 from hex_llm.kernels.hopper import MMA_ROWS, num_sms
 

@@ -10,7 +10,6 @@ order by whatever comes next. What one token gets depends on no other token.
 """
 
 import functools
-import math
 from dataclasses import dataclass
 
 import jax
@@ -19,6 +18,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from hex_llm.kernels import gpu_gate
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.chain import MAX_TOKENS, padded
 from hex_llm.kernels.hopper import MMA_ROWS, num_sms
@@ -27,7 +27,6 @@ from hex_llm.kernels.matmul.reference import total
 SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
 SHARED_BYTES = 222 * 1024  # for the ring: of 227 KB, so that a small kernel can stand beside
 MAX_SPLITS = 8
-GELU_SLOPE, GELU_CUBE = 2 * math.sqrt(2 / math.pi), 0.044715
 
 
 @dataclass(frozen=True)
@@ -191,7 +190,7 @@ def _call(x: Array, weight: Array, dtype: jnp.dtype, plan: Plan, activation: Act
                     accumulate, *[plgpu.WGMMAAccumulatorRef((MMA_ROWS, batch), jnp.float32)] * operands
                 )
                 plgpu.barrier_arrive(empty.at[lax.rem(index * steps + steps - 1, slots)])
-                result = totals[0] if activation is None else _gated(activation, *totals)
+                result = totals[0] if activation is None else gpu_gate.gated(activation, *totals)
                 first, split = place(index)
                 # Turned round, each thread has two neighbours of one token, and a warp writes whole sectors.
                 turned = plgpu.layout_cast(result.astype(dtype), plgpu.Layout.WGMMA_TRANSPOSED)
@@ -213,9 +212,3 @@ def _call(x: Array, weight: Array, dtype: jnp.dtype, plan: Plan, activation: Act
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )
     return kernel(x, weight)
-
-
-def _gated(activation: Activation, gate: Array, up: Array) -> Array:
-    """See `activation.gated`. With tanh written as a logistic function, gelu is silu but for the exponent."""
-    exponent = gate if activation == "silu" else gate * (GELU_SLOPE + GELU_SLOPE * GELU_CUBE * gate * gate)
-    return up * gate / (1 + jnp.exp(-exponent))

@@ -17,7 +17,7 @@ def gated(activation: Activation, gate: Array, up: Array) -> Array:
         case "silu":
             exponent = gate
         case "gelu":
-            exponent = GELU_STEEPNESS * (gate + GELU_CUBE * gate * gate * gate)
+            exponent = gate * (GELU_STEEPNESS + GELU_STEEPNESS * GELU_CUBE * gate * gate)
         case "clamped_silu":
             gate = jnp.minimum(gate, LIMIT)
             up = jnp.maximum(jnp.minimum(up, LIMIT), -LIMIT) + 1
