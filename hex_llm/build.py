@@ -23,7 +23,7 @@ from hex_llm.kernels.window import Window
 from hex_llm.loader.config_json import ModelConfig, parse_config, read_config
 from hex_llm.loader.model_checkpoint import open_model
 from hex_llm.loader.weights import check_checkpoint, dummy, load
-from hex_llm.models.arch import Arch
+from hex_llm.models.arch import Arch, Kind
 from hex_llm.models.registry import family
 from hex_llm.models.weights import abstract, bytes_per_device
 from hex_llm.parallel.mesh import make_mesh
@@ -81,11 +81,19 @@ def find_model(config: Config) -> Model:
         found, folder = parse_config(config_of(source), source.name), None
     else:
         found, folder = read_config(source), source
-    arch = found.arch
-    if config.sliding_window is not None:
-        window = Window(config.sliding_window)
-        arch = dataclasses.replace(arch, kinds=tuple(dataclasses.replace(kind, window=window) for kind in arch.kinds))
-    return Model(source.name, folder, arch, _dtype(config, found), config.model_len(arch.max_position))
+    max_model_len = config.model_len(found.arch.max_position)
+    arch = _with_windows(found.arch, config.sliding_window, max_model_len)
+    return Model(source.name, folder, arch, _dtype(config, found), max_model_len)
+
+
+def _with_windows(arch: Arch, wanted: int | None, max_model_len: int) -> Arch:
+    """The model with the window that a flag asks for, and without those that no sequence reaches the end of."""
+
+    def window(kind: Kind) -> Window | None:
+        own = kind.window if wanted is None else Window(wanted)
+        return None if own is None or own.size >= max_model_len else own
+
+    return dataclasses.replace(arch, kinds=tuple(dataclasses.replace(kind, window=window(kind)) for kind in arch.kinds))
 
 
 def _tell_nobody(phase: str, share: float) -> None:
@@ -278,7 +286,7 @@ def _sequence_blocks(config: Config, model: Model) -> int:
 def _reach(model: Model) -> int | None:
     """How many of the last tokens a token sees in any layer; None where that can be all."""
     reach = model.arch.reach
-    return None if reach is None or reach >= model.max_model_len else max(reach, 2)
+    return None if reach is None else max(reach, 2)
 
 
 def _limits(config: Config, model: Model, num_pages: int) -> Limits:

@@ -30,3 +30,8 @@ class Batch:
     num_seqs: Array  # [] int32
     long: Array | None = None  # [T] bool: of a sequence above the rope's switch; None: the model has no such
     plans: Mapping[Window, Any] | None = None  # what attention has worked out for all layers of a window (of 0: none)
+
+    @property
+    def real(self) -> Array:
+        """[T] bool: whether the token is one, and no padding."""
+        return self.write_page > 0

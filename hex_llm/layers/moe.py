@@ -10,7 +10,6 @@ from jax import Array
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.grouped_matmul import api
 from hex_llm.layers.linear import linear_float32
-from hex_llm.pytree import pytree
 
 
 class HasExperts(Protocol):
@@ -29,23 +28,14 @@ class HasExperts(Protocol):
     def down_bias(self) -> Array | None: ...
 
 
-@pytree
-class Experts:
-    gate_up: Array  # [E, 2F, D], the gate's rows first
-    down: Array  # [E, D, F]
-    gate_up_bias: Array | None = None  # [E, 2F]
-    down_bias: Array | None = None  # [E, D]
-
-
 def route_softmax(
-    x: Array, router: Array, k: int, *, renormalised: bool, bias: Array | None = None, tokens: int | None = None
+    x: Array, router: Array, k: int, *, real: Array, renormalised: bool, bias: Array | None = None
 ) -> tuple[Array, Array]:
-    """[T, D] -> the k likeliest experts of each token, [T, k] int32, and their probabilities, [T, k] float32.
+    """[T or more, D] -> the k likeliest experts of each token, [T, k] int32, and their probabilities, [T, k] float32.
 
-    `renormalised`, those of a token add up to 1. Where `x` has more rows than there are tokens, say `tokens`: whatever
-    is chosen is computed, and the rows beyond would choose, too.
+    `renormalised`, those of a token add up to 1. `real` [T] says which are tokens; see `join_padding`.
     """
-    logits = linear_float32(x, router, bias)[:tokens]
+    logits = linear_float32(x, router, bias)[: real.shape[0]]
     best, chosen = jax.lax.top_k(logits, k)
     likelihood = jnp.exp(best - best[:, :1])  # the first is the largest
     if renormalised:
@@ -53,7 +43,13 @@ def route_softmax(
         total = functools.reduce(jnp.add, [likelihood[:, j : j + 1] for j in range(k)])
     else:
         total = jnp.sum(jnp.exp(logits - best[:, :1]), axis=1, keepdims=True)
-    return chosen.astype(jnp.int32), likelihood / total
+    return join_padding(chosen, real), likelihood / total
+
+
+def join_padding(chosen: Array, real: Array) -> Array:
+    """[T, k] with the experts of the first token, which is always real, in place of those that padding chose: whatever
+    is chosen is read from memory."""
+    return jnp.where(real[:, None], chosen, chosen[:1]).astype(jnp.int32)
 
 
 def experts_mlp(x: Array, experts: HasExperts, chosen: Array, share: Array, *, activation: Activation) -> Array:

@@ -99,7 +99,7 @@ def attention(
     return linear_summed(out.reshape(out.shape[0], -1), weights.o, weights.o_bias), pages
 
 
-def dense(x: Array, weights: Mlp, arch: Arch, num_tokens: int) -> Array:
+def dense(x: Array, weights: Mlp, arch: Arch, batch: Batch) -> Array:
     """[T or more, D] -> [n, T or more, D], to be added; rows past T mean nothing."""
     return gated_mlp(
         x, weights.gate_up, weights.down, weights.gate_up_bias, weights.down_bias, activation=arch.activation
@@ -122,7 +122,7 @@ def layer(
     x, h = add_rms_norm(stream, weights.attention_norm, arch.rms)
     parts, pages = attention(h, pages, weights.attention, arch, kind, rope, batch)
     x, h = add_rms_norm(Stream(x, parts, weights.after_attention), weights.mlp_norm, arch.rms)
-    return Stream(x, feed_forward(h, weights.mlp, arch, x.shape[0]), weights.after_mlp), pages
+    return Stream(x, feed_forward(h, weights.mlp, arch, batch), weights.after_mlp), pages
 
 
 def read_llama(fields: Fields) -> Arch:

@@ -16,7 +16,7 @@ from hex_llm.kernels.rms import rms_norm
 from hex_llm.kernels.rope_write.reference import rotate, split
 from hex_llm.kernels.window import Window
 from hex_llm.layers.linear import linear_float32, linear_parts, linear_summed, summed
-from hex_llm.layers.moe import experts_mlp
+from hex_llm.layers.moe import experts_mlp, join_padding
 from hex_llm.layers.rope import Rope
 from hex_llm.models import llama, mixtral
 from hex_llm.models.arch import Arch, Kind
@@ -81,12 +81,13 @@ def attention(
     return linear_summed(out.reshape(out.shape[0], -1), weights.o, weights.o_bias), pages
 
 
-def feed_forward(x: Array, weights: Moe, arch: Arch, num_tokens: int) -> Array:
+def feed_forward(x: Array, weights: Moe, arch: Arch, batch: Batch) -> Array:
     """[T or more, D] -> [1, T, D], to be added."""
+    num_tokens = batch.tokens.shape[0]
     logit, chosen = jax.lax.top_k(linear_float32(x, weights.router)[:num_tokens], 1)
-    scaled = x[:num_tokens] * jax.nn.sigmoid(logit).astype(x.dtype)
+    scaled, chosen = x[:num_tokens] * jax.nn.sigmoid(logit).astype(x.dtype), join_padding(chosen, batch.real)
     parts = experts_mlp(scaled, weights, chosen, jnp.ones_like(logit), activation=arch.activation)
-    own, shared = summed(parts, x.dtype), llama.dense(x, weights.shared, arch, num_tokens)
+    own, shared = summed(parts, x.dtype), llama.dense(x, weights.shared, arch, batch)
     return (total(own)[:num_tokens] + total(shared)[:num_tokens]).astype(x.dtype)[None]
 
 

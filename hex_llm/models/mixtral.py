@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
+from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.matmul.reference import total
 from hex_llm.layers.linear import summed
 from hex_llm.layers.moe import experts_bias, experts_mlp, route_softmax
@@ -38,19 +39,19 @@ class Mixtral(llama.Llama):
     layers: tuple[Layer, ...] = repeated(Layer, "model.layers.{}.")
 
 
-def sparse(x: Array, weights: Moe, arch: Arch, num_tokens: int) -> Array:
+def sparse(x: Array, weights: Moe, arch: Arch, batch: Batch) -> Array:
     """[T or more, D] -> [n, T or more, D], to be added; rows past T mean nothing."""
     chosen, share = route_softmax(
         x,
         weights.router,
         arch.experts_per_token,
+        real=batch.real,
         renormalised=arch.renormalised,
         bias=weights.router_bias,
-        tokens=num_tokens,
     )
     parts = summed(experts_mlp(x, weights, chosen, share, activation=arch.activation), x.dtype)
     bias = experts_bias(weights, chosen, share)
-    return parts if bias is None else (total(parts)[:num_tokens].astype(jnp.float32) + bias).astype(x.dtype)[None]
+    return parts if bias is None else (total(parts)[: len(chosen)].astype(jnp.float32) + bias).astype(x.dtype)[None]
 
 
 layer = partial(llama.layer, feed_forward=sparse)

@@ -172,8 +172,6 @@ def test_copies_begin_where_copies_may(monkeypatch, name, tokens):
         # A band has two of the three tiles; results come out in an odd number of pieces.
         (130, 1, 2, (192, 192), False, None, "gelu", (gpu_many.Plan(128, 192, 256, slots=2, blocks=2),) * 2),
         # Two blocks share the weights, or the rows.
-        (300, 1, 2, (128, 128), False, None, "silu", (gpu_many.Plan(128, 128, slots=2, blocks=4, pair="rows"),) * 2),
-        (40, 2, 3, (256, 128), False, None, "silu", (gpu_many.Plan(128, 128, slots=2, blocks=4, pair="columns"),) * 2),
     ],
 )
 def test_the_kernel_for_many_tokens_does_what_the_reference_says(

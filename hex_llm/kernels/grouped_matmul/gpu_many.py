@@ -9,7 +9,7 @@ gate lets through is written.
 
 import functools
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,12 +39,6 @@ class Plan:
     depth: int = 64  # of a slot of the ring
     slots: int | None = None  # of the ring; as many as fit if not given
     blocks: int | None = None  # at a time; one for each SM if not given
-    pair: Literal["rows", "columns"] | None = None  # in what two blocks differ that fetch the other operand together
-
-    @property
-    def group(self) -> int:
-        """Rows that have one expert."""
-        return self.rows * 2 if self.pair == "rows" else self.rows
 
     @property
     def slabs(self) -> int:
@@ -111,12 +105,10 @@ def product(
     weights = 2 if activation else 1
     size, out = x.shape[1], weight.shape[1] // weights
     slab = plan.results(weights)  # columns of the result of one warpgroup
-    stride = slab * plan.slabs * (2 if plan.pair == "columns" else 1)  # columns of one piece of work
+    stride = slab * plan.slabs  # columns of one piece of work
     across, steps, slots = out // stride, size // plan.depth, plan.ring_slots(weights)
-    band = max(1, plan.band // plan.group)
-    blocks = min((plan.blocks or num_sms()) // (2 if plan.pair else 1), groups.expert.shape[0] * across)
-
-    x_axes, w_axes = ("pair" if plan.pair == way else None for way in ("columns", "rows"))  # along which both get it
+    band = max(1, plan.band // plan.rows)
+    blocks = min(plan.blocks or num_sms(), groups.expert.shape[0] * across)
 
     def body(x_ref, w_ref, count_ref, expert_ref, *refs):
         bias_ref, refs = (refs[0], refs[1:]) if bias is not None else (None, refs)
@@ -132,12 +124,7 @@ def product(
             left = number - which * (band * across)
             height = jnp.minimum(band, count - which * band)
             tile, column = which * band + lax.rem(left, height), lax.div(left, height) * stride
-            row = tile * plan.group
-            if plan.pair == "rows":
-                row += lax.axis_index("pair") * plan.rows
-            elif plan.pair == "columns":
-                column += lax.axis_index("pair") * (slab * plan.slabs)
-            return tile, row, column
+            return tile, tile * plan.rows, column
 
         @pl.when(worker == WORKERS)
         def _memory():
@@ -155,14 +142,12 @@ def product(
                     columns = pl.ds(step * plan.depth, plan.depth)
                     pl.when(number >= slots)(lambda: plgpu.barrier_wait(empty.at[slot]))
                     rows = pl.ds(first_row, plan.rows)
-                    plgpu.copy_gmem_to_smem(
-                        x_ref.at[rows, columns], x_ring.at[slot], full.at[slot], collective_axes=x_axes
-                    )
+                    plgpu.copy_gmem_to_smem(x_ref.at[rows, columns], x_ring.at[slot], full.at[slot])
                     for i in range(plan.slabs):
                         for j in range(weights):
                             source = w_ref.at[expert, pl.ds(first + i * slab + j * out, slab), columns]
                             target = w_ring.at[slot, pl.ds(i * plan.columns + j * slab, slab)]
-                            plgpu.copy_gmem_to_smem(source, target, full.at[slot], collective_axes=w_axes)
+                            plgpu.copy_gmem_to_smem(source, target, full.at[slot])
 
             # Nothing is left under way when the block ends.
             @pl.loop(jnp.maximum(pieces * steps - slots, 0), pieces * steps)
@@ -214,9 +199,6 @@ def product(
             plgpu.wait_smem_to_gmem(0)
 
     chunk = plan.chunk(weights)
-    cluster: dict[str, Any] = {"cluster": (2,), "cluster_names": ("pair",)} if plan.pair else {}
-    # A place is free when both blocks of a pair have done with it, for what one fetches goes to both.
-    empty_type = functools.partial(plgpu.ClusterBarrier, collective_axes=("pair",)) if plan.pair else plgpu.Barrier
     kernel = plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((x.shape[0], out), x.dtype),
@@ -229,9 +211,8 @@ def product(
             plgpu.SMEM((slots, plan.slabs * plan.columns, plan.depth), x.dtype, transforms=_swizzled(plan.depth)),
             plgpu.SMEM((WORKERS, STAGES, MMA_ROWS, chunk), x.dtype, transforms=_swizzled(chunk)),
             plgpu.Barrier(num_arrivals=1 + plan.slabs * weights, num_barriers=slots),
-            empty_type(num_arrivals=WORKERS, num_barriers=slots),
+            plgpu.Barrier(num_arrivals=WORKERS, num_barriers=slots),
         ],
-        **cluster,
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )
     arrays = [x, weight, groups.num_tiles, groups.expert] + ([] if bias is None else [bias])
