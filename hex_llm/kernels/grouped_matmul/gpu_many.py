@@ -87,7 +87,7 @@ def experts(
     if plans is None:
         rows = tile_rows(chosen.size, num_experts)
         plans = plan_for(rows, size, weights=2), plan_for(rows, width, weights=1)
-    groups = group_rows(chosen, num_experts, plans[0].group)
+    groups = group_rows(chosen, num_experts, plans[0].rows)
     hidden = product(x[groups.token], gate_up, gate_up_bias, groups, activation=activation, plan=plans[0])
     out = product(hidden, down, None, groups, plan=plans[1])
     return combine(out, groups, share).astype(x.dtype)[None]
