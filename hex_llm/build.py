@@ -74,7 +74,8 @@ def find_model(config: Config) -> Model:
     source = model_source(config)
     if isinstance(source, Entry):
         logger.info(
-            "%s has no files here: its numbers are the catalog's, its weights random, its tokenizer that of %s.",
+            "%s has no files here: its numbers are the catalog's, its weights random, its tokenizer that of %s, which "
+            "has no text for most of the tokens.",
             source.name,
             tokenizer_folder(config).name,
         )

@@ -67,12 +67,14 @@ def page(entry: Entry) -> str:
         f"  heads         {text['num_attention_heads']} of {text['head_dim']},"
         f" {text['num_key_value_heads']} for keys and values",
     ]
+    lines += [
+        "",
+        "To begin with, on machines of several kinds. This version reads weights from folders, so --model is then",
+        "the one that `hf download` has made. It runs on one device: flags for several are refused until it can.",
+    ]
     for each in entry.recommended:
         lines += ["", f"On {_machines(each)}:", f"  {command(entry, each)}"]
     lines += [
-        "",
-        "This version reads weights from folders: --model is then the one that `hf download` has made. It runs on one",
-        "device: it refuses flags for several until it can use them.",
         "",
         "In its shape, on random weights, without its files:",
         f"  hex-llm serve --model={entry.name} --load_format=dummy --max_model_len={min(entry.context, 4096)}",

@@ -44,9 +44,8 @@ def _architecture(fields: Fields) -> str:
     if not isinstance(named, list) or not named or not all(isinstance(name, str) for name in named):
         raise fields.refuse("architectures", "is not a list of names")
     if named[0] not in FAMILIES:
-        raise fields.refuse(
-            "architectures", f"is {named[0][:60]!r}, which is none of those that `hex-llm models` lists"
-        )
+        served = ", ".join(name.removesuffix("ForCausalLM") for name in FAMILIES if name.endswith("ForCausalLM"))
+        raise fields.refuse("architectures", f"is {named[0][:60]!r}, and the decoders served are {served}")
     return named[0]
 
 

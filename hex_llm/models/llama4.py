@@ -114,8 +114,7 @@ def read_llama4(fields: Fields) -> Arch:
         temperature=(fields.number("attn_scale", 0.1), fields.number("floor_scale", 8192)) if tuned else None,
         qkv_bias=bias,
         o_bias=bias,
-        num_experts=fields.integer("num_local_experts", 16),
-        experts_per_token=1,
+        **mixtral.read_experts(fields, "num_local_experts", 16, 1),
     )
 
 

@@ -18,6 +18,7 @@ from hex_llm.models.weights import Weight, fused, nested, repeated, tensor
 from hex_llm.pytree import pytree
 
 GATE_UP_ROWS = ("mlp", "mlp")
+_MOST_EXPERTS = 4096  # a bound, so that a damaged config is refused rather than gone through
 
 
 @pytree
@@ -73,7 +74,7 @@ def read_mixtral(fields: Fields) -> Arch:
 
 def read_experts(fields: Fields, name: str, number: int, per_token: int) -> dict[str, Any]:
     """How many experts there are, under their `name`, and how many of them a token takes."""
-    num_experts = fields.integer(name, fields.integer("num_local_experts", number))
+    num_experts = fields.integer(name, fields.integer("num_local_experts", number), largest=_MOST_EXPERTS)
     taken = fields.integer("num_experts_per_tok", per_token)
     if taken > num_experts:
         raise fields.refuse("num_experts_per_tok", f"is {taken}, more than the {num_experts} experts")

@@ -81,11 +81,16 @@ def plan_blocks(
         blocks = max(_rounded(blocks), least)
     if blocks < least:
         fits = max((blocks - 1) * block_size, 0)
-        advice = f"--max_model_len={fits} would fit" if fits else "a smaller model, more devices or fewer bits would"
+        if room < needs.block:
+            raise OutOfMemory(
+                f"The model needs {_gib(fixed)} beside the KV cache, and {_gib(memory.total - memory.used)} are free: "
+                f"only a smaller one fits.\n{_table(memory, needs)}"
+            )
+        share_flag = "--hbm_utilization_factor" if memory.kv_limit is None else "--num_blocks"
+        advice = f"--max_model_len={fits} would fit; so might" if fits else "What may help is"
         raise OutOfMemory(
-            f"The KV cache has room for {fits} tokens; --max_model_len={max_model_len} needs more. {advice}, "
-            f"or a larger share by {'--hbm_utilization_factor' if memory.kv_limit is None else '--num_blocks'}.\n"
-            f"{_table(memory, needs)}"
+            f"The KV cache has room for {fits} tokens; --max_model_len={max_model_len} needs more. {advice} a larger "
+            f"share by {share_flag}.\n{_table(memory, needs)}"
         )
     return blocks if most_blocks is None else min(blocks, most_blocks + 1)
 

@@ -58,7 +58,10 @@ def test_a_number_of_blocks_overrides_the_share_and_the_null_block_comes_on_top(
     [
         ({"num_blocks": 6000}, ["--num_blocks=6000", "5119 blocks would fit"]),
         ({"max_model_len": 131072}, ["--max_model_len=131072", "81888 tokens", "--max_model_len=81888 would fit"]),
-        ({"memory": Memory(total=18 * GIB, used=0)}, ["0 tokens", "a smaller model"]),
+        (
+            {"memory": Memory(total=18 * GIB, used=0)},
+            ["20.00 GiB beside the KV cache", "18.00 GiB are free", "only a smaller one fits"],
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_sums(changes, words):
