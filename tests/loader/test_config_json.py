@@ -236,7 +236,7 @@ def test_a_size_that_is_none_is_named(value):
         ({"torch_dtype": "int4"}, "torch_dtype is 'int4'"),
         ({"architectures": []}, "architectures is not a list of names"),
         ({"architectures": "LlamaForCausalLM"}, "architectures is not a list of names"),
-        ({"architectures": ["BertModel"]}, "'BertModel', and the decoders served are Llama, Mistral"),
+        ({"architectures": ["BertModel"]}, "'BertModel', and the decoders served are Llama, SmolLM3, Mistral"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config says 'awq'"),
         ({"quantization_config": {"load_in_8bit": True}}, "quantization_config says 'unknown'"),
         ({"quantization_config": 8}, "quantization_config is 8, not an object"),
