@@ -8,11 +8,8 @@ from hex_llm.kernels.activation import Activation, gated
 from hex_llm.kernels.grouped_matmul.groups import combine, group_rows
 
 LANES = 128
-TILES = (
-    512,
-    256,
-    128,
-)  # of rows, the first that experts fill; of columns and of what is summed over, the first that divides
+# Of rows, the first that experts fill; of columns and of what is summed over, the first that divides.
+TILES = (512, 256, 128)
 
 
 def supports(x: Array, gate_up: Array, down: Array) -> bool:

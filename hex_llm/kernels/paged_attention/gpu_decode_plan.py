@@ -17,9 +17,8 @@ class Tuning:
 
     tile: int = 64  # tokens per ring slot: a multiple of 64
     slots: int | None = None  # of the ring, if as many fit; None: as many as are good for the shape
-    turned: bool | None = (
-        None  # queries as columns, which heads of a multiple of 64 can be; None: where heads are large
-    )
+    # Queries as columns, which heads of a multiple of 64 can be; None: where heads are large.
+    turned: bool | None = None
     workers: int = 2  # warpgroups that multiply: one, or two which take a CTA's chunks in turn (turned: one)
     # Rows of unlike length share well only if no chunk is large, for a share is off by up to one chunk. Those who are
     # late have the memory to themselves, but an SM alone reads little faster than one of many.
