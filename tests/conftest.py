@@ -5,8 +5,6 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Pallas' GPU simulator lets warpgroups wait for each other in threads of XLA's pool, which needs one for each.
 os.environ.setdefault("PJRT_NPROC", "8")
-# Two devices, so that models can be split over them.
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 
 import jax
 import pytest

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from tests.parity.oracle import Oracle, OracleMissingError
+from tests.parity.two_devices import TwoDevices
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +18,10 @@ def oracle(tmp_path_factory):
         pytest.skip(f"no oracle: {error}")
     yield oracle
     oracle.close()
+
+
+@pytest.fixture(scope="session")
+def two_devices(tmp_path_factory):
+    process = TwoDevices(tmp_path_factory.mktemp("two_devices"))
+    yield process
+    process.close()
