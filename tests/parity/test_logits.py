@@ -67,7 +67,11 @@ def test_logits_equal_those_of_transformers(oracle, variant):
     assert np.abs(logits_of(*load_model(folder)) - expected).max() <= 1e-4 * np.ptp(expected)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+# Devices share a rope, and how files are cut: one Llama is enough for those.
+ALONE = {"theta-1e6", "rope-linear", "rope-llama3-8", "rope-yarn", "rope-yarn-attention-factor", "several-files"}
+
+
+@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant not in ALONE])
 def test_logits_of_two_devices_equal_those_of_transformers(oracle, two_devices, variant):
     folder = oracle.make(variant)
     expected = oracle.logits(folder, TOKENS)
