@@ -74,10 +74,10 @@ def find_model(config: Config) -> Model:
     source = model_source(config)
     if isinstance(source, Entry):
         logger.info(
-            "%s has no files here: its numbers are the catalog's, its weights random, its tokenizer that of %s, which "
-            "has no text for most of the tokens.",
+            "%s has no files here: its numbers are the catalog's, its weights random, its tokenizer that of %s%s.",
             source.name,
             tokenizer_folder(config).name,
+            "" if config.tokenizer else ", which has no text for most of the tokens",
         )
         found, folder = parse_config(config_of(source), source.name), None
     else:

@@ -6,8 +6,6 @@ from hex_llm.kernels.matmul import api, reference
 from hex_llm.kernels.rms import Rms, rms_norm
 from hex_llm.pytree import pytree
 
-__all__ = ["Rms", "Stream", "add_rms_norm", "rms_norm", "value"]
-
 
 @pytree
 class Stream:

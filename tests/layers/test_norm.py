@@ -1,7 +1,8 @@
 import jax.numpy as jnp
 import numpy as np
 
-from hex_llm.layers.norm import Rms, Stream, add_rms_norm, rms_norm, value
+from hex_llm.kernels.rms import Rms, rms_norm
+from hex_llm.layers.norm import Stream, add_rms_norm, value
 
 
 def test_the_mean_square_becomes_one_and_the_weight_scales_it():
