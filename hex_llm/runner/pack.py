@@ -9,7 +9,7 @@ from hex_llm.engine.request import Request
 from hex_llm.engine.step import Slice
 from hex_llm.runner.buckets import Bucket, Buckets, Variant
 from hex_llm.runner.layout import COLUMNS, FLOAT_COLUMNS, HAS_RULES, LONG, SAMPLES, SAMPLING_COLUMNS, Layout, Shapes
-from hex_llm.runner.state import needed_variant
+from hex_llm.runner.state import needed_variant, pack_admission
 
 _SLOT, _KV_LEN, _FLAGS = (COLUMNS.index(name) for name in ("slot", "kv_len", "flags"))
 _SAMPLING = slice(COLUMNS.index(SAMPLING_COLUMNS[0]), None)
@@ -21,6 +21,7 @@ class PackedStep:
     variant: Variant
     blob: np.ndarray
     targets: np.ndarray | None  # [T + 1]: the successors of prompt tokens, and how far they reach, where one is wanted
+    admissions: tuple[np.ndarray, ...]  # of requests that join and need their history, as `pack_admission` makes them
 
 
 class Packer:
@@ -60,7 +61,11 @@ class Packer:
             self._write_tokens(step, fields)
         self._check(fields)
         variant = self._buckets.variant(Variant(self._variant[slots].max()))
-        return PackedStep(bucket, variant, blob, _targets(step, bucket) if scored else None)
+        return PackedStep(bucket, variant, blob, _targets(step, bucket) if scored else None, self._admissions(step))
+
+    def _admissions(self, step: Sequence[Slice]) -> tuple[np.ndarray, ...]:
+        ruled = [piece.request for piece in step if piece.fresh and self._variant[piece.request.slot] >= Variant.RULED]
+        return tuple(pack_admission(request, self._shapes) for request in ruled)
 
     def _remember(self, request: Request) -> None:
         sampling = request.sampling

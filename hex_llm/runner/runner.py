@@ -15,15 +15,9 @@ from hex_llm.runner.buckets import Bucket, Buckets, Variant
 from hex_llm.runner.compiler import Compiler
 from hex_llm.runner.forward import Computed
 from hex_llm.runner.layout import Layout
-from hex_llm.runner.pack import Packer, wants_prompt_logprobs
+from hex_llm.runner.pack import PackedStep, Packer, wants_prompt_logprobs
 from hex_llm.runner.programs import Admit, Choose, ChooseAny, Forward, Process, Remember, Score, ScorePrompt
-from hex_llm.runner.state import (
-    empty_history,
-    empty_slots,
-    needed_variant,
-    pack_admission,
-    packed_admission_size,
-)
+from hex_llm.runner.state import empty_history, empty_slots, packed_admission_size
 
 
 class DeviceRunner:
@@ -41,15 +35,17 @@ class DeviceRunner:
         self._history = jax.jit(partial(empty_history, programs.shapes))()
 
     def dispatch(self, step: Sequence[Slice]) -> "PendingOutput":
-        for piece in step:
-            if piece.fresh and needed_variant(piece.request) >= Variant.RULED:
-                admission = pack_admission(piece.request, self._shapes)
-                self._history = self._compiler.get(Admit())(self._history, admission)
-        packed = self._packer.pack(step)
+        return PendingOutput(step, *self.run(self._packer.pack(step)))
+
+    def run(self, packed: PackedStep) -> "tuple[Chosen, Array | None]":
+        """What was chosen, and the scores of prompt tokens where a request wants them. A packed step says everything:
+        whoever runs the same ones has the same on its devices."""
+        for admission in packed.admissions:
+            self._history = self._compiler.get(Admit())(self._history, admission)
         computed = self._forward(packed.bucket, packed.blob)
         chosen = self._choose(packed.bucket, packed.variant, computed)
         scores = None if packed.targets is None else self._score_prompt(packed.bucket, computed, packed.targets)
-        return PendingOutput(step, chosen, scores)
+        return chosen, scores
 
     def rehearse(self, buckets: Buckets) -> None:
         """Runs every program once, on nothing but padding: a device loads a program when it is first run, and no
