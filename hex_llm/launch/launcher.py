@@ -1,0 +1,34 @@
+"""How processes of engines come to be, on this machine or on others."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from hex_llm.launch.task import Task
+
+
+class Child(Protocol):
+    """A process that was started, wherever it runs."""
+
+    def poll(self) -> int | None:
+        """Its exit code once it has ended."""
+        ...
+
+    def end(self) -> None:
+        """Ends it at once, however it is."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts processes on hosts, which are numbered from 0, this machine."""
+
+    def addresses(self, host: int, number: int) -> list[str]:
+        """So many free `HOST:PORT` of a host, which the other hosts can reach."""
+        ...
+
+    def start(self, host: int, task: Task, environment: Mapping[str, str]) -> Child:
+        """Runs `hex_llm.engine_process` with the task there; the environment is added to the host's own."""
+        ...
+
+    def close(self) -> None:
+        """Ends what is left, and the connections to other hosts."""
+        ...

@@ -1,0 +1,18 @@
+"""What a process of an engine is told when it is started."""
+
+import msgspec
+
+from hex_llm.config import Config
+
+
+class Task(msgspec.Struct, frozen=True):
+    """One host's part of one replica. Addresses are `unix:PATH` or `tcp:HOST:PORT`."""
+
+    config: Config
+    fronts: tuple[str, ...]  # where the HTTP processes listen for engines; rank 0 connects to all of them
+    replica: int = 0
+    rank: int = 0  # among the hosts of the replica: 0 schedules, the others follow it
+    num_ranks: int = 1
+    num_devices: int = 1  # that this process brings to the replica; each of its hosts brings as many
+    steps: str = ""  # where rank 0 listens for those that follow; empty where there are none
+    coordinator: str = ""  # where rank 0 has JAX's own coordinator listen, as HOST:PORT; empty where there are no others
