@@ -15,4 +15,4 @@ class Task(msgspec.Struct, frozen=True):
     num_ranks: int = 1
     num_devices: int = 1  # that this process brings to the replica; each of its hosts brings as many
     steps: str = ""  # where rank 0 listens for those that follow; empty where there are none
-    coordinator: str = ""  # where rank 0 has JAX's own coordinator listen, as HOST:PORT; empty where there are no others
+    coordinator: str = ""  # HOST:PORT of the coordinator of jax.distributed; empty where there is one host
