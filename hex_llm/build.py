@@ -110,13 +110,14 @@ def build_runner(config: Config, model: Model, report: Report = _tell_nobody) ->
     """Plans memory, compiles, loads: whatever cannot work fails before anything large is allocated."""
     started = time.monotonic()
     use_cache(config.compilation_cache, config.cache_folder)
-    mesh = make_mesh()
+    mesh = make_mesh(config.tensor_parallel_size)
     logger.info(
-        "Loading %s: %s, %d layers, %s, on %s.",
+        "Loading %s: %s, %d layers, %s, on %s%s.",
         model.name,
         model.arch.architecture,
         model.arch.num_layers,
         model.dtype,
+        f"{mesh.size} x " if mesh.size > 1 else "",
         mesh.devices.flat[0].device_kind,
     )
     load_weights = _weights(config, model, mesh, partial(report, WEIGHTS))
@@ -159,12 +160,12 @@ def _plan(
     config: Config, model: Model, mesh: jax.sharding.Mesh, buckets: Buckets, report: Report
 ) -> tuple[Compiler, Needs]:
     """How many KV blocks there are, which is a part of every compiled shape, and what the memory goes to."""
-    weights, memory = family(model.arch).weights, Memory.of(mesh.devices.flat[0])
+    weights, memory = family(model.arch).weights, Memory.of(mesh.local_devices)
     params = abstract(weights, model.arch, mesh, model.dtype)
     lowered = config.cache_folder and config.cache_folder / "lowered"
 
     def compiler_for(num_pages: int) -> Compiler:
-        programs = Programs(model.arch, _shapes(config, model, buckets, num_pages), params, model.dtype)
+        programs = Programs(model.arch, _shapes(config, model, buckets, num_pages), params, model.dtype, mesh)
         return Compiler(programs, folder=lowered, jit=config.enable_jit, report=partial(report, COMPILING))
 
     def fill(needs: Needs) -> int:
@@ -314,7 +315,12 @@ def _padded(size: int, padding: int) -> int:
 
 
 def _bytes(tree: Any) -> int:
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    """On each device."""
+
+    def shape(leaf: jax.ShapeDtypeStruct) -> tuple[int, ...]:
+        return leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+
+    return sum(math.prod(shape(leaf)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def _size(num_bytes: int) -> str:

@@ -112,7 +112,7 @@ class Config:
         needs="disaggregated serving",
     )
     data_parallel_size: int = _engine(1, "Engines with a copy of the model each.", needs="data parallelism")
-    tensor_parallel_size: int = _engine(1, "Devices that share one copy of the model.", needs="tensor parallelism")
+    tensor_parallel_size: int = _engine(1, "Devices that share one copy of the model.")
     worker_distributed_method: Literal["mp", "ray"] = _engine(
         "mp", "How engine processes are started: by multiprocessing or by Ray.", needs="the Ray launcher"
     )

@@ -33,7 +33,7 @@ def compiler_options(programs: Programs, program: Program) -> dict[str, bool | i
 
 def _is_chain(programs: Programs, tokens: int) -> bool:
     arch = programs.arch
-    if arch.o_bias or arch.mlp_bias or arch.num_experts:
+    if programs.is_split or arch.o_bias or arch.mlp_bias or arch.num_experts:
         return False
     q = jax.ShapeDtypeStruct((tokens, arch.num_heads, arch.head_dim), programs.params.embed.dtype)
     return chain.whole(q, programs.kv[0], embed=arch.embed_size, mlp=arch.mlp_size)
