@@ -10,8 +10,7 @@ from jax import Array
 
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.matmul.reference import total
-from hex_llm.kernels.paged_attention.api import attend
-from hex_llm.kernels.paged_attention.write import write_pages
+from hex_llm.kernels.paged_attention.api import attend, write_pages
 from hex_llm.kernels.rms import rms_norm
 from hex_llm.kernels.rope_write.reference import rotate, split
 from hex_llm.kernels.window import Window

@@ -5,6 +5,7 @@ from jax import Array
 
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.chain import chained
+from hex_llm.kernels.paged_attention.api import write_pages
 from hex_llm.kernels.rms import Rms
 from hex_llm.kernels.rope_write import reference
 
@@ -28,4 +29,5 @@ def rope_write(
         if gpu.supports(parts, pages, dtype):
             places = batch.write_page, batch.write_offset
             return gpu.rope_write(parts, tables, pages, *places, dtype, bias=bias, norms=norms, rms=rms)
-    return reference.rope_write(parts, tables, pages, batch, dtype, bias=bias, norms=norms, rms=rms)
+    q, k, v = reference.heads(parts, tables, pages, batch, dtype, bias=bias, norms=norms, rms=rms)
+    return q, write_pages(pages, k, v, batch)

@@ -26,13 +26,29 @@ def rope_write(
     norms, each head of queries and keys is normalised before it is rotated. More than T rows of `parts` may be given;
     those past T mean nothing.
     """
+    q, k, v = heads(parts, tables, pages, batch, dtype, bias=bias, norms=norms, rms=rms)
+    return q, write_pages(pages, k, v, batch)
+
+
+def heads(
+    parts: Array,
+    tables: tuple[Array, Array] | None,
+    pages: Array,
+    batch: Batch,
+    dtype: jnp.dtype,
+    *,
+    bias: Array | None = None,
+    norms: tuple[Array, Array] | None = None,
+    rms: Rms | None = None,
+) -> tuple[Array, Array, Array]:
+    """Those of queries, and of the keys and values that are to be written."""
     q, k, v = split(parts, pages, batch, dtype, bias)
     if norms is not None:
         assert rms is not None, "norms need to be told how"
         q, k = rms_norm(q, norms[0], rms), rms_norm(k, norms[1], rms)
     if tables is not None:
         q, k = rotate(q, tables), rotate(k, tables)
-    return q, write_pages(pages, k, v, batch)
+    return q, k, v
 
 
 def split(
