@@ -26,7 +26,7 @@ def chosen(folder, monkeypatch):
         model, mesh = build.find_model(config), make_mesh()
         with monkeypatch.context() as patch:
             patch.setattr(jax, "default_backend", lambda: backend)
-            return build._limits(config, model, 100_000), build._buckets(config, model, mesh)
+            return build._limits(config, model, 100_000), build.make_buckets(config, model, mesh)
 
     return choose
 
