@@ -3,6 +3,7 @@
 import logging
 
 from hex_llm.errors import ConfigError
+from hex_llm.kernels.paged_attention.api import page_width
 from hex_llm.models.split import Split
 from hex_llm.parallel.backend import backend
 from hex_llm.runner.programs import Programs
@@ -36,7 +37,7 @@ def check_attention(programs: Programs) -> None:
             f"{size} bytes for {LANES} tokens, but a TPU's vector memory holds {LARGEST_BLOCK_BYTES}: more devices "
             "would fit."
         )
-    pages = (1, 2, split.kv_heads, shapes.page_size, arch.head_dim)
+    pages = (1, 2, split.kv_heads, shapes.page_size, page_width(arch.head_dim))
     queries = (1, split.heads, arch.head_dim)
     if reason := refusal(queries, pages, shapes.table_width, programs.params.embed.dtype, programs.dtype):
         logger.warning("Attention will be slow, by XLA and not by a kernel for TPUs: %s.", reason)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from hex_llm.kernels.paged_attention.api import page_width
 from hex_llm.models.arch import Arch
 from hex_llm.models.split import Split
 from hex_llm.parallel.sharding import PAGES, VOCABULARY, WHOLE
@@ -93,7 +94,8 @@ class Programs:
     @property
     def kv(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         shapes, split = self.shapes, Split.over(self.arch, self.mesh)
-        page = (shapes.num_pages, 2, split.kv_heads * split.num_devices, shapes.page_size, self.arch.head_dim)
+        width = page_width(self.arch.head_dim)
+        page = (shapes.num_pages, 2, split.kv_heads * split.num_devices, shapes.page_size, width)
         return (self._array(page, self.dtype, PAGES),) * self.arch.num_layers
 
     @property

@@ -39,12 +39,19 @@ def test_more_heads_than_vector_memory_holds_blocks_of_are_refused_by_the_flag_t
     plan(model="meta-llama/Llama-2-13b-hf", dtype="bfloat16", max_model_len=4096)
 
 
-def test_a_head_that_the_kernel_does_not_do_is_told_of(tmp_path, caplog):
-    folder = write_llama(tmp_path, head_dim=160)
+def test_heads_that_the_kernel_does_not_do_are_told_of(tmp_path, caplog):
+    folder = write_llama(tmp_path, num_attention_heads=17, num_key_value_heads=1, head_dim=32)
     with caplog.at_level(logging.WARNING, "hex_llm"):
         plan(model=str(folder))
     assert "Attention will be slow" in caplog.text
-    assert "160" in caplog.text
+    assert "groups of 17 query heads" in caplog.text
+
+
+def test_pages_for_tpus_have_whole_tiles_and_are_planned_so(tmp_path):
+    def block(head_dim: int) -> int:
+        return plan(model=str(write_llama(tmp_path / str(head_dim), head_dim=head_dim))).needs.block
+
+    assert block(64) == block(96) == block(128) == block(160) // 2
 
 
 def test_other_devices_have_no_such_limits():

@@ -12,6 +12,7 @@ from hex_llm.kernels.paged_attention import reference, write, xla
 from hex_llm.kernels.window import Window
 from hex_llm.parallel.backend import backend
 
+TPU_LANES = 128
 BEST = {"cpu": "xla", "gpu": "xla", "tpu": "tpu"}  # where it is no Hopper GPU
 
 
@@ -26,6 +27,15 @@ def prepare(batch: Batch, q: Any, pages: Any, windows: Iterable[Window | None]) 
         case _:
             return batch
     return dataclasses.replace(batch, plans=plans(batch, q, pages, windows))
+
+
+def page_width(head_dim: int) -> int:
+    """Numbers that pages have for each head of a token: those past `head_dim` mean nothing.
+
+    A TPU keeps whole tiles of its memory anyway. Of pages whose heads fill none, XLA would make something else, and
+    turn all of them into what the kernels take, and back, in every layer.
+    """
+    return -(-head_dim // TPU_LANES) * TPU_LANES if _best() == "tpu" else head_dim
 
 
 def write_pages(pages: Array, k: Array, v: Array, batch: Batch, *, implementation: str | None = None) -> Array:

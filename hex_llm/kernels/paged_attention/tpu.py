@@ -69,6 +69,7 @@ def plan(batch: Batch, q: Any, pages: Any, window: Window | None) -> Plan | None
 
 def write_pages(pages: Array, k: Array, v: Array, batch: Batch) -> Array:
     """As `write.write_pages`, but for padding, which is not written."""
+    k, v = _widened(k, pages), _widened(v, pages)
     if write_refusal(pages.shape, pages.dtype):
         return write.write_pages(pages, k, v, batch)
     shared = next(iter(batch.plans.values())) if batch.plans else None
@@ -90,8 +91,13 @@ def attend(
     sinks: Array | None = None,
 ) -> Array:
     """As `reference.attend`."""
+    head_dim, q = q.shape[2], _widened(q, pages)
+    return _attend(q, pages, batch, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks)[:, :, :head_dim]
+
+
+def _attend(q: Array, pages: Array, batch: Batch, *, window: Window | None, **more: Any) -> Array:
     shared = batch.plans[window or _ALL] if batch.plans else plan(batch, q, pages, window)
-    options: dict[str, Any] = {"scale": scale, "window": window, "soft_cap": soft_cap, "sinks": sinks}
+    options: dict[str, Any] = {"window": window, **more}
     if shared is None:
         return xla.attend(q, pages, batch, **options)
     num_tokens = q.shape[0]
@@ -108,6 +114,11 @@ def attend(
         decoded = jnp.pad(decoded, ((0, num_tokens - rows), (0, 0), (0, 0)))
         mine &= jnp.arange(num_tokens) >= batch.num_decode
     return jnp.where(mine[:, None, None], out, decoded)
+
+
+def _widened(heads: Array, pages: Array) -> Array:
+    """Heads [T, N, H] of the width that pages have: zeros add nothing to a product."""
+    return jnp.pad(heads, ((0, 0), (0, 0), (0, pages.shape[4] - heads.shape[2])))
 
 
 def _prefill(q: Array, pages: Array, table: Array, items: Items, options: dict[str, Any]) -> Array:
