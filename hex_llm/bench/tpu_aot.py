@@ -62,6 +62,7 @@ class Row:
 
 ROWS = (
     Row("meta-llama/Llama-3.1-8B-Instruct", "v5e:2x2"),
+    Row("meta-llama/Llama-3.1-8B-Instruct", "v6e:1x1"),
     Row("meta-llama/Llama-3.1-70B-Instruct", "v5e:4x4"),
     Row("meta-llama/Llama-3.3-70B-Instruct", "v6e:2x4"),
     Row("google/gemma-2-27b-it", "v5e:2x4"),
@@ -80,6 +81,7 @@ class Step:
     temporaries: int
     peak: int
     kernels: dict[str, float]  # calls of each in a layer
+    copies: int  # of the whole KV cache of a layer
     collectives: dict[str, float]  # those of a layer: how many of each kind
     layer_bytes: float  # of the arrays that those of a layer are about
     layer_sent: float  # that a device sends in a layer, at the least
@@ -147,8 +149,11 @@ def config_of(row: Row, num_devices: int) -> Config:
 
 
 def devices_of(topology: str) -> Sequence[Any]:
+    # Of machines with eight chips and with one; those of several machines have four each.
+    bounds = {"2x4": (2, 4, 1), "1x1": (1, 1, 1)}.get(topology.partition(":")[2])
+    options = {"chips_per_host_bounds": bounds} if bounds else {}
     try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+        return topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices
     except Exception as error:
         said = str(error).strip().partition("\n")[0]
         raise ConfigError(
@@ -167,6 +172,7 @@ def _step(plan: Plan, program: Forward) -> Step:
         arguments=memory.argument_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         peak=memory.peak_memory_in_bytes,
+        copies=_copies(text, plan.measured.programs.kv[0]),
         kernels={name: count / layers for name, count in kernels(text).items()},
         collectives={kind: count / layers for kind, count in Counter(each.kind for each in inside).items()},
         layer_bytes=sum(each.bytes for each in inside) / layers,
@@ -183,8 +189,12 @@ def _by_place(found: list[Collective]) -> tuple[list[Collective], list[Collectiv
 
 def kernels(hlo: str) -> Counter[str]:
     """How often each Pallas kernel is called in a compiled program."""
-    calls = re.findall(r'custom_call_target="tpu_custom_call".*?op_name="([^"]*)"', hlo)
-    return Counter(name.removesuffix("/pallas_call").rpartition("/")[2] for name in calls)
+    return Counter(re.findall(r'%([a-zA-Z_]+)[\w.-]* = [^\n]*custom_call_target="tpu_custom_call"', hlo))
+
+
+def _copies(hlo: str, pages: jax.ShapeDtypeStruct) -> int:
+    shape = pages.shape if pages.sharding is None else pages.sharding.shard_shape(pages.shape)
+    return len(re.findall(rf"= \w+\[{','.join(map(str, shape))}\][^ ]* (?:copy|transpose)\(", hlo))
 
 
 def _check(result: Result, plan: Plan) -> None:
@@ -195,6 +205,8 @@ def _check(result: Result, plan: Plan) -> None:
                 f"{result.name}: the weights and the KV cache of {step.name} take {step.arguments} bytes of a device "
                 f"and were planned as {planned}."
             )
+        if step.copies:
+            raise ConfigError(f"{result.name}: {step.name} copies the KV cache of a layer {step.copies} times.")
         if not any(name.startswith("paged_attention") for name in step.kernels):
             raise ConfigError(f"{result.name}: {step.name} has no attention kernel of ours, only {step.kernels}.")
 
