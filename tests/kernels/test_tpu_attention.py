@@ -87,7 +87,7 @@ def random_lengths(rng, tokens, *, decodes, prompts):
 @pytest.fixture
 def small(monkeypatch):
     """Blocks and tiles so small that short sequences have many."""
-    for name, value in {"DECODE_BLOCK": 128, "PREFILL_BLOCK": 128, "PREFILL_ROWS": 48, "WRITE_BYTES": 1 << 17}.items():
+    for name, value in {"DECODE_BLOCK": 128, "PREFILL_BLOCK": 128, "PREFILL_ROWS": 48, "WRITE_BYTES": 1 << 15}.items():
         monkeypatch.setattr(tpu_sizes, name, value)
     return monkeypatch
 

@@ -151,6 +151,4 @@ def _kernel(
         ahead = lax.fori_loop(0, lead, lambda _, state: fetch(*state), start)
         *_, count = lax.while_loop(lambda state: state[2] < end, step, (*ahead, *start))
         # The next step of the grid may begin with a slab that this one ended with.
-        lax.fori_loop(
-            jnp.maximum(count - slots, 0), count, lambda n, _: writing(base, remainder(n, slots)).wait(), None
-        )
+        lax.fori_loop(jnp.maximum(count - slots, 0), count, lambda n, _: sent(remainder(n, slots)).wait(), None)
