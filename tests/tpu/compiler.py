@@ -73,8 +73,10 @@ class Compiler:
         answer = self._answer()
         if answer is None:
             raise RuntimeError(f"the compiler died: {self._last_words()}")
+        if "refused" in answer:
+            raise RefusedError(answer["refused"])
         if "error" in answer:
-            raise RefusedError(answer["error"])
+            raise RuntimeError(answer["error"])
         return Compiled(**answer | {"kernels": tuple(answer["kernels"])}, text=self._text.read_text())
 
     def close(self) -> None:

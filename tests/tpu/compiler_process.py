@@ -33,7 +33,10 @@ def compile_program(program: str, topology: str, arguments: dict, text: str) -> 
     module, _, function = program.rpartition(".")
     lowered = getattr(importlib.import_module(module), function)(devices_of(topology), **arguments)
     began = time.monotonic()
-    compiled = lowered.compile()
+    try:
+        compiled = lowered.compile()
+    except Exception as error:
+        return {"refused": f"{type(error).__name__}: {error}"}
     seconds = time.monotonic() - began
     Path(text).write_text(compiled.as_text())
     memory = compiled.memory_analysis()

@@ -64,7 +64,7 @@ def decode(
             scratch_shapes=scratch(sizes, pages.dtype),
         ),
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), disable_bounds_checks=True),
         name="paged_attention_decode",
     )(items, num_items, table, pages, q, *extra)
 

@@ -14,7 +14,17 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from hex_llm.kernels.paged_attention.tpu_blocks import Blocks, begin, end_block, first_block, precision, scratch, take
+from hex_llm.kernels.paged_attention.tpu_blocks import (
+    Blocks,
+    begin,
+    end_block,
+    first_block,
+    precision,
+    quotient,
+    remainder,
+    scratch,
+    take,
+)
 from hex_llm.kernels.paged_attention.tpu_prefill_plan import POSITION, START, STOP
 from hex_llm.kernels.paged_attention.tpu_sizes import LANES, LARGEST_GROUP, LOG2_E, LOWEST, Sizes, prefill_sizes
 from hex_llm.kernels.window import Window
@@ -56,7 +66,7 @@ def prefill(
     rows = tile * group
     sizes = prefill_sizes(pages.shape, table.shape[2], rows, pages.dtype)
     at_once = sizes.num_kv_heads
-    queries = pl.BlockSpec((at_once, rows, head_dim), lambda h, i, items, *_: (h, lax.div(items[START, i], tile), 0))
+    queries = pl.BlockSpec((at_once, rows, head_dim), lambda h, i, items, *_: (h, quotient(items[START, i], tile), 0))
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     in_specs, extra = [anywhere, anywhere, queries], ()
     if sinks is not None:
@@ -83,7 +93,9 @@ def prefill(
             ],
         ),
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary", "arbitrary")),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary", "arbitrary"), disable_bounds_checks=True
+        ),
         name="paged_attention_prefill",
     )(items, num_items, table, pages, q, *extra)
 
@@ -102,7 +114,7 @@ def _kernel(
         begin(blocks, sizes, first_head)
 
     def tile_of(item: Array) -> Array:
-        return lax.div(items[START, item], tile)
+        return quotient(items[START, item], tile)
 
     @pl.when((item == 0) | (tile_of(jnp.maximum(item - 1, 0)) != tile_of(item)))
     def _():
@@ -131,9 +143,9 @@ def _kernel(
 
             @pl.when(jnp.logical_not(all_seen))
             def _():
-                seen = _seen(start, stop, position, base, lax.rem(start, tile), options)
+                masks = _seen(start, stop, position, base, remainder(start, tile), options)
                 for head in range(sizes.num_kv_heads):
-                    _add(q, blocks, sums, head, slot, seen, options)
+                    _add(q, blocks, sums, head, slot, masks, options)
 
         lax.fori_loop(first_block(blocks, sizes, item), end_block(blocks, sizes, item), block, None)
 
@@ -144,8 +156,10 @@ def _kernel(
             out[head] = (sums.values[head] / jnp.where(weight > 0, weight, 1)).astype(out.dtype)
 
 
-def _seen(start: Array, stop: Array, position: Array, base: Array, offset: Array, options: Options) -> Array:
-    """[R, block]: which keys a row's token sees, if it is one of the item's; others see nothing."""
+def _seen(
+    start: Array, stop: Array, position: Array, base: Array, offset: Array, options: Options
+) -> tuple[Array, Array]:
+    """[R, LANES]: whether a row's token is one of the item's; [R, block]: which keys it sees, if it is."""
     rows, block = options.tile * options.group, options.sizes.block
     token = _divided(lax.broadcasted_iota(jnp.int32, (rows, LANES), 0), options.group) - offset
     mine = (token >= 0) & (token < stop - start)
@@ -154,7 +168,7 @@ def _seen(start: Array, stop: Array, position: Array, base: Array, offset: Array
     seen = key <= _widened(at, block)
     if options.window is not None:
         seen &= key >= _widened(options.window.first(jnp.maximum(at, 0)), block)
-    return seen
+    return mine, seen
 
 
 def _divided(row: Array, group: int) -> Array:
@@ -165,7 +179,9 @@ def _divided(row: Array, group: int) -> Array:
     return lax.shift_right_logical(row * -(-(1 << 16) // group), jnp.full(row.shape, 16, jnp.int32))
 
 
-def _add(q: Any, blocks: Blocks, sums: Sums, head: int, slot: Array, seen: Array | None, options: Options) -> None:
+def _add(
+    q: Any, blocks: Blocks, sums: Sums, head: int, slot: Array, masks: tuple[Array, Array] | None, options: Options
+) -> None:
     """A block of keys and values to the sums of a kv head's rows."""
     scale, soft_cap = options.scale, options.soft_cap
     multiply = partial(lax.dot_general, preferred_element_type=jnp.float32, precision=precision(q.dtype))
@@ -174,18 +190,21 @@ def _add(q: Any, blocks: Blocks, sums: Sums, head: int, slot: Array, seen: Array
         scores *= scale * LOG2_E
     else:
         scores = jnp.tanh(scores * (scale / soft_cap)) * (soft_cap * LOG2_E)
-    if seen is not None:
-        scores = jnp.where(seen, scores, LOWEST)
+    if masks is not None:
+        scores = jnp.where(masks[1], scores, LOWEST)
     before = sums.largest[head]
     now = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
     # A row that has seen nothing so far must not give weight to what it does not see now.
-    largest = now if seen is None else jnp.maximum(now, LOWEST / 2)
+    largest = now if masks is None else jnp.maximum(now, LOWEST / 2)
     weights = jnp.exp2(scores - _widened(largest, scores.shape[1]))
     shrink = jnp.exp2(before - now)
     parts = [weights[:, i : i + LANES] for i in range(0, weights.shape[1], LANES)]
     sums.weight[head] = sums.weight[head] * shrink + sum(parts[1:], parts[0])
     sums.largest[head] = now
     added = multiply(weights.astype(q.dtype), blocks.ring[slot, 1, head], (((1,), (0,)), ((), ())))
+    if masks is not None:
+        # Of another sequence's values nothing may come to a row, not even 0 times NaN.
+        added = jnp.where(_widened(masks[0], added.shape[1]), added, 0)
     sums.values[head] = sums.values[head] * _widened(shrink, added.shape[1]) + added
 
 

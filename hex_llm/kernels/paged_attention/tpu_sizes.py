@@ -20,7 +20,7 @@ RING_BYTES, LONGEST_RING = 4 << 20, 4  # of keys and values that are on their wa
 LARGEST_BLOCK_BYTES = 4 << 20
 QUERIES_BYTES = 1 << 19  # of queries at a time
 LARGEST_GROUP = 16  # that is no power of two
-PREFILL_BLOCK, PREFILL_ROWS, PREFILL_TOKENS = 256, 512, 256  # of keys, of queries (times heads of a group), of tokens
+PREFILL_BLOCK, PREFILL_ROWS, PREFILL_TOKENS = 512, 512, 256  # of keys, of queries (times heads of a group), of tokens
 WRITE_BYTES = 1 << 21  # of keys and values that are to be written, and of the slabs they go to
 PREFILL_BYTES = 6 << 20  # of one step's queries, sums and output
 

@@ -15,6 +15,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from hex_llm.kernels.paged_attention.tpu_blocks import quotient, remainder
 from hex_llm.kernels.paged_attention.tpu_sizes import LANES, write_sizes
 
 
@@ -58,7 +59,7 @@ def write_pages(
         ),
         out_shape=jax.ShapeDtypeStruct(pages.shape, pages.dtype),
         input_output_aliases={4: 0},
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), has_side_effects=True),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), disable_bounds_checks=True),
         name="paged_attention_write",
     )(write_page * page_size + write_offset, runs, num_tokens.reshape(1), kv, pages)
 
@@ -88,8 +89,8 @@ def _kernel(
 
     def there(token: Array) -> Any:
         place = places[token]
-        page, offset = lax.div(place, page_size), lax.rem(place, page_size)
-        row = pl.multiple_of(lax.div(offset, slab) * slab, slab)
+        page, offset = quotient(place, page_size), remainder(place, page_size)
+        row = pl.multiple_of(offset - remainder(offset, slab), slab)
         return pages.at[page, :, :, pl.ds(row, slab)]
 
     def reading(token: Array, slot: Array) -> Any:
@@ -98,14 +99,18 @@ def _kernel(
     def writing(token: Array, slot: Array) -> Any:
         return pltpu.make_async_copy(ring.at[slot], there(token), written.at[slot])
 
+    def sent(slot: Array) -> Any:
+        """As `writing`, but only to wait for."""
+        return pltpu.make_async_copy(ring.at[slot], ring.at[slot], written.at[slot])
+
     def fetch(token: Array, count: Array) -> tuple[Array, Array]:
         """Fetches the slab of the run at `token`, the count-th; gives the run after it."""
-        inside, slot = token < end, lax.rem(count, slots)
+        inside, slot = token < end, remainder(count, slots)
         token = jnp.minimum(token, end - 1)
 
         @pl.when(inside & (count >= slots))
         def _():
-            writing(base, slot).wait()
+            sent(slot).wait()
 
         @pl.when(inside & (length(token) < slab))
         def _():
@@ -115,17 +120,17 @@ def _kernel(
 
     def replace(token: Array, count: Array) -> tuple[Array, Array]:
         """Replaces the rows of the run at `token` in its slab, which was fetched, and sends it back."""
-        slot, size = lax.rem(count, slots), length(token)
+        slot, size = remainder(count, slots), length(token)
 
         @pl.when(size < slab)
         def _():
             reading(token, slot).wait()
 
-        first = lax.rem(places[token], slab)
+        first = remainder(places[token], slab)
         # Row 0 of the slab is of the token `wanted`, which may lie before those at hand, or its last row after them.
         wanted = token - base - first
         start = jnp.clip(wanted, 0, tokens - slab)
-        turn = lax.rem(start - wanted + slab, slab)
+        turn = remainder(start - wanted + slab, slab)
         row = lax.broadcasted_iota(jnp.int32, (slab, columns), 0)
         mine = (row >= first) & (row < first + size)
         for side, piece in itertools.product(range(2), range(pieces)):
@@ -146,4 +151,4 @@ def _kernel(
         ahead = lax.fori_loop(0, lead, lambda _, state: fetch(*state), start)
         *_, count = lax.while_loop(lambda state: state[2] < end, step, (*ahead, *start))
         # The next step of the grid may begin with a slab that this one ended with.
-        lax.fori_loop(jnp.maximum(count - slots, 0), count, lambda n, _: writing(base, lax.rem(n, slots)).wait(), None)
+        lax.fori_loop(jnp.maximum(count - slots, 0), count, lambda n, _: sent(remainder(n, slots)).wait(), None)
