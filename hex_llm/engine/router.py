@@ -27,9 +27,9 @@ from hex_llm.errors import EngineDead, HexError, Unavailable
 logger = logging.getLogger(__name__)
 
 MAX_REPLAYS = 2
-# How many outstanding tokens a token counts for that has to be computed anew: that is work lost for all, where a queue
-# that is somewhat longer only makes one wait.
-_RECOMPUTED = 4
+# How many outstanding tokens a token counts for that a replica has not cached: it makes the request wait as they do,
+# and it is work beside. So what has the same prompt as one that is being computed waits for that.
+_RECOMPUTED = 2
 _FIRST_MEAN = 256.0  # tokens of an answer, before any has ended
 _WINDOW = 64  # answers that the mean looks back on
 
@@ -201,10 +201,7 @@ class Router:
             return
         keys = self._keys(up[0], request)
         uncached = {each: _num_uncached(each, request, keys) for each in up}
-        there = min(
-            up,
-            key=lambda each: (each.num_outstanding + _RECOMPUTED * uncached[each], each.num_requests, each.last_sent),
-        )
+        there = min(up, key=lambda each: self._rank(each, uncached[each]))
         assert there.client is not None
         assert there.belief is not None
         waited = None if entry.group.begun else time.monotonic() - entry.arrival
@@ -216,6 +213,10 @@ class Router:
         num_answer = min(request.max_output - len(request.output), round(self._mean_length))
         entry.load = Load(there, uncached[there], num_answer)
         self.on_send(there.index, entry.num_replays > 0)
+
+    def _rank(self, replica: Replica, num_uncached: int) -> tuple[int, ...]:
+        """A request goes where it is lowest, given how much of the request would have to be computed there."""
+        return replica.num_outstanding + _RECOMPUTED * num_uncached, replica.num_requests, replica.last_sent
 
     def _hold(self, entry: "_Entry") -> None:
         self._held[entry.request.id] = entry
