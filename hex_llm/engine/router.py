@@ -279,11 +279,12 @@ class _Group:
 class _Entry:
     """A request under way, and the sink that replicas see."""
 
-    __slots__ = ("_router", "arrival", "begun", "group", "load", "num_replays", "request", "sink")
+    __slots__ = ("_router", "_told", "arrival", "begun", "group", "load", "num_replays", "request", "sink")
 
     def __init__(self, router: Router, request: Request, sink: Sink, group: _Group):
         self._router = router
         self.request = request
+        self._told = request.output
         self.sink = sink
         self.group = group
         self.load: Load | None = None  # while a replica has it
@@ -303,12 +304,14 @@ class _Entry:
             self.sink.begin(waited)
 
     def take(self, output: Output) -> None:
-        """Runs for every token."""
-        request, load = self.request, self.load
-        request.output += output.tokens
-        request.num_cached = output.num_cached
+        """Runs for every token: what the client has been told is what a replay goes on from."""
+        request, load, told = self.request, self.load, self._told
+        told += output.tokens
         assert load is not None
-        load.move(request.max_output - len(request.output))
+        num_left = request.max_output - len(told)
+        if load.num_prompt or num_left < load.num_answer:
+            load.move(num_left)
+            request.num_cached = output.num_cached
         if output.finish_reason is not None:
             self._router._end(self, completed=output.finish_reason != FinishReason.ERROR)
         self.sink.take(output)
