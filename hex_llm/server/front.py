@@ -20,6 +20,7 @@ import uvloop
 from hex_llm.command import run_command
 from hex_llm.config import Config
 from hex_llm.engine.client import EngineClient
+from hex_llm.engine.router import Router
 from hex_llm.engine.wire import Found
 from hex_llm.errors import EngineDead, HexError, ServerError, StartError, Unavailable
 from hex_llm.process import ENGINE_DIED, ENGINE_HUNG, begin_child, hold_signals, release_signals
@@ -69,7 +70,7 @@ class _Front:
         self._engine_pid = engine_pid
         self._supervised = supervised
         self._started = time.monotonic()
-        self._engine = EngineClient()
+        self._engine = Router(config.data_parallel_size, queue_timeout=config.queue_timeout_s)
         self._server = Server(config, self._engine, keys, index=index)
         self._http = HttpServer(make_app(self._server), config)
         self._stop = asyncio.Event()  # told to
@@ -78,7 +79,9 @@ class _Front:
         self._hung = False
 
     async def run(self, listener: socket.socket, connection: socket.socket) -> int:
-        await self._engine.connect(connection)
+        client = EngineClient()
+        await client.connect(connection)
+        self._engine.join(0, client)
         self._take_signals()
         http = asyncio.create_task(self._http.serve(sockets=[listener]))
         helpers = [
@@ -207,7 +210,7 @@ class _Front:
         overdue = 0
         while True:
             await asyncio.sleep(0.5)
-            silent, compiling = self._engine.silence()
+            silent, compiling = self._engine.silence(0)
             limit = self._config.compile_timeout_s if compiling else self._config.step_timeout_s
             # Twice, for it may have been this process that was held up, with signs of life yet to be read.
             overdue = overdue + 1 if silent > limit and not self._engine.lost.is_set() else 0
