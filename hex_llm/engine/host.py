@@ -106,7 +106,7 @@ class EngineHost:
         self._inbox: queue.SimpleQueue[tuple[Connection, ToEngine | None]] = queue.SimpleQueue()
         self._entries: dict[str, _Entry] = {}
         self._groups: dict[tuple[Connection, str], _Group] = {}
-        self._clocks: dict[_Group, float] = {}  # arrivals of those that the engine has not begun with, oldest first
+        self._clocks: dict[_Group, float] = {}  # arrivals of those that nobody has begun with
         self._open = len(self._connections)
         self._lock = threading.Lock()
         self._late_compiles = 0
@@ -189,13 +189,13 @@ class EngineHost:
                 return
             block = False
             match message:
-                case Add(request, group):
+                case Add(request, group, waited):
                     try:
                         engine.add(request)
                     except RequestError as error:
                         connection.send(Refused(request.id, str(error), error.param, error.code, expired=False))
                     else:
-                        self._enter(connection, request.id, group)
+                        self._enter(connection, request.id, group, waited)
                 case Abort(request_ids, reason):
                     for request_id in connection.request_ids.intersection(request_ids):
                         self._end(engine, request_id, reason)
@@ -237,25 +237,26 @@ class EngineHost:
 
     def _expire(self, engine: Engine, now: float) -> None:
         """Gives up requests that have waited for too long to begin."""
-        while self._clocks:
-            group, arrival = next(iter(self._clocks.items()))
+        for group, arrival in list(self._clocks.items()):
             if now - arrival <= self._queue_timeout:
-                return
+                continue
             connection, _ = group.key
             waited = f"The request waited for more than {self._queue_timeout:g} s for the engine to begin with it."
             for request_id in list(group.request_ids):
                 self._end(engine, request_id, FinishReason.ABORT)
                 connection.send(Refused(request_id, waited, None, "queue_timeout", expired=True))
 
-    def _enter(self, connection: Connection, request_id: str, group_name: str) -> None:
-        key, now = (connection, group_name), time.monotonic()
+    def _enter(self, connection: Connection, request_id: str, group_name: str, waited: float | None) -> None:
+        key, arrival = (connection, group_name), time.monotonic() - (waited or 0.0)
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = _Group(key)
-            self._clocks[group] = now
+            self._clocks[group] = arrival
+        if waited is None:
+            self._clocks.pop(group, None)
         group.request_ids.add(request_id)
         connection.request_ids.add(request_id)
-        self._entries[request_id] = _Entry(connection, group, now)
+        self._entries[request_id] = _Entry(connection, group, arrival)
 
     def _end(self, engine: Engine, request_id: str, reason: FinishReason) -> None:
         engine.abort(request_id, reason)

@@ -629,7 +629,7 @@ def test_a_host_that_has_lost_track_of_a_request_says_so(serve):
         front.add(request)
         front.finish(request)
         assert front.wait_idle().invariant_violations == 0
-        serving.host._enter(serving.host._connections[0], "lost", "lost")
+        serving.host._enter(serving.host._connections[0], "lost", "lost", 0.0)
         front.wait_for(Alive, lambda alive: alive.invariant_violations > 0)
         serving.host._forget("lost")
 
