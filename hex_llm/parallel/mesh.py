@@ -14,11 +14,8 @@ TENSOR = "tp"
 def make_mesh(tensor_parallel_size: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh of the first `tensor_parallel_size` of the devices, by default of all that JAX sees."""
     devices = jax.devices() if devices is None else devices
-    if not 1 <= tensor_parallel_size <= len(devices):
-        raise ConfigError(
-            f"--tensor_parallel_size={tensor_parallel_size} asks for other than 1 to {len(devices)} devices, "
-            f"and this machine shows {len(devices)}."
-        )
+    if tensor_parallel_size > len(devices):
+        raise ConfigError(f"num_request_devices {tensor_parallel_size} > num_available_devices {len(devices)}")
     return jax.make_mesh(
         (tensor_parallel_size,),
         (TENSOR,),
