@@ -59,7 +59,6 @@ class Load:
     def end(self) -> None:
         self.replica.num_requests -= 1
         self.replica.num_outstanding -= self.num_prompt + self.num_answer
-        self.num_prompt = self.num_answer = 0
 
 
 _COUNTS = tuple(each.name for each in fields(Stats))

@@ -179,7 +179,6 @@ class Router:
 
     def _replay(self, entry: "_Entry", error: HexError) -> None:
         """The replica is lost that had a request: another one takes it over."""
-        entry.leave()
         if self.lost.is_set() or entry.num_replays == MAX_REPLAYS:
             self._fail(entry, error)
         else:
