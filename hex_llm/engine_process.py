@@ -20,7 +20,6 @@ from hex_llm.engine.host import EngineHost
 from hex_llm.engine.wire import Failed, Found, Hello, Ready
 from hex_llm.errors import HexError, StartError
 from hex_llm.frames import Broken
-from hex_llm.launch.placement import check_devices
 from hex_llm.launch.task import Task
 from hex_llm.process import CLUSTER_KEY, ENGINE_DIED, begin_child, machine, release_signals
 from hex_llm.runner.libtpu_lock import check_libtpu_lock
@@ -32,8 +31,8 @@ def main(settings: str) -> int:
     begin_child()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     release_signals()
-    log.configure()
     task = msgspec.json.decode(settings, type=Task)
+    log.configure(_name(task))
     channels = _connect(task.fronts, Hello(task.replica, os.getpid(), machine()))
     if not channels:
         return ENGINE_DIED
@@ -55,6 +54,14 @@ def main(settings: str) -> int:
     except Exception:
         logger.critical("A step failed, and the engine with it.", exc_info=True)
     return ENGINE_DIED
+
+
+def _name(task: Task) -> str:
+    """What tells the lines of its log from those of others."""
+    replica = f"replica {task.replica}" if task.config.data_parallel_size > 1 else ""
+    rank = f"rank {task.rank}" if task.num_ranks > 1 else ""
+    words = " ".join(filter(None, (replica, rank)))
+    return f"[{words}] " if words else ""
 
 
 def _connect(fronts: Sequence[str], hello: Hello) -> list[Channel]:
@@ -83,7 +90,6 @@ def _build(task: Task, host: EngineHost) -> tuple[Engine, Ready]:
     from hex_llm.engine.request import SamplingParams
 
     model = find_model(config)
-    check_devices(task.num_devices, 1, jax.local_device_count())
     host.tell(Found(model.max_model_len, model.arch.vocab_size))
     engine = build_engine(config, model, host.report)
     # Ready means that a token has been computed.
