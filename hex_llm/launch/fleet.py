@@ -95,16 +95,17 @@ class Fleet:
         crew.end()
         if not restart or self.exit_code is not None:
             return
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
         # What it ends with where it cannot start; else it is ENGINE_DIED, 0 for want of a connection, or a signal's.
         refused = crew.num_starts == 1 and code > 0 and code != ENGINE_DIED
         if refused or len(self._crews) == 1:
             self.exit_code = code if code > 0 else ENGINE_DIED
+            if self.exit_code == ENGINE_DIED:  # else it has said why
+                logger.critical("The process of %s %s.", crew.name(rank), how)
             return
         crew.pause = _FIRST_PAUSE_S if now - crew.started > _GOOD_LIFE_S else min(2 * crew.pause, _LONGEST_PAUSE_S)
         crew.start_at = now + crew.pause
-        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        who = f"host {crew.replica[rank].host} of replica {crew.number}" if rank else f"Replica {crew.number}"
-        logger.error("%s %s; the replica is started again in %g s.", who[0].upper() + who[1:], how, crew.pause)
+        logger.error("The process of %s %s; the replica is started again in %g s.", crew.name(rank), how, crew.pause)
 
     def _try_again(self, crew: "_Crew") -> None:
         try:
@@ -127,6 +128,10 @@ class _Crew:
         self.started = 0.0
         self.start_at = 0.0
         self.pause = _FIRST_PAUSE_S / 2
+
+    def name(self, rank: int) -> str:
+        host = f"host {self.replica[rank].host} of " if len(self.replica) > 1 else ""
+        return f"{host}replica {self.number}"
 
     def ended(self) -> tuple[int, int] | None:
         """The rank and exit code of one that has ended; rather of one that says why than of one that was told."""

@@ -70,6 +70,7 @@ def local_devices(
         "tpu": _tpu_chips(environ, root / "dev"),
         "cuda": _gpus(environ, root / "dev"),
     }
+    platform: Platform | None
     if platforms := environ.get("JAX_PLATFORMS", ""):
         first = platforms.split(",")[0].strip()
         platform = _NAMES.get(first)

@@ -113,7 +113,7 @@ class _Front:
             if fleet.exit_code is not None and not self._router.lost.is_set():
                 await asyncio.sleep(_CONNECT_S)
                 if not self._router.lost.is_set():  # else its connection has told
-                    self._router.exit_code = fleet.exit_code
+                    self._router.exit_code = fleet.exit_code if fleet.exit_code != ENGINE_DIED else None
                     self._router.lost.set()
             await asyncio.sleep(POLL_S)
 
