@@ -14,7 +14,6 @@ from hex_llm.errors import ConfigError
 
 type Platform = Literal["cpu", "cuda", "tpu"]
 
-_CPU: Platform = "cpu"
 _COUNT_FLAG = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 # How chips lie beside each other, by their number. Others are no part of a host that a process could have alone.
 _TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
@@ -71,12 +70,12 @@ def local_devices(
         "tpu": _tpu_chips(environ, root / "dev"),
         "cuda": _gpus(environ, root / "dev"),
     }
-    platform = _wanted(environ)
-    if platform is None:
-        installed = has_module or _has_module
-        there = (name for name, devices in accelerators.items() if devices and any(map(installed, _PLUGINS[name])))
-        platform = next(there, _CPU)
-    return LocalDevices(platform, _cpus(environ) if platform == "cpu" else accelerators[platform])
+    wanted = _wanted(environ)
+    for platform, names in accelerators.items():
+        there = names and any(map(has_module or _has_module, _PLUGINS[platform]))
+        if platform == wanted or (wanted is None and there):
+            return LocalDevices(platform, names)
+    return LocalDevices("cpu", _cpus(environ))
 
 
 def _wanted(environ: Mapping[str, str]) -> Platform | None:
