@@ -54,8 +54,13 @@ class Fleet:
         for crew in self._crews:
             if crew.children and (ended := crew.ended()):
                 self._lose(crew, *ended, now=now, restart=restart)
-            elif not crew.children and restart and self.exit_code is None and now >= crew.start_at:
+            elif restart and self.exit_code is None and now >= crew.start_at and crew.is_gone():
                 self._try_again(crew)
+
+    def end(self, replica: int) -> None:
+        """Has the processes of a replica that hangs end; `poll` sees to the rest."""
+        for child in self._crews[replica].children:
+            child.end()
 
     def close(self) -> None:
         """To be called when the HTTP processes have closed their connections, which ends engines in order."""
@@ -68,6 +73,9 @@ class Fleet:
     def _end(self) -> None:
         for crew in self._crews:
             crew.end()
+        deadline = time.monotonic() + _STOP_S
+        while not all(crew.is_gone() for crew in self._crews) and time.monotonic() < deadline:
+            time.sleep(0.01)
         self._launcher.close()
 
     def _start(self, crew: "_Crew") -> None:
@@ -124,6 +132,7 @@ class _Crew:
         self.number = number
         self.replica = replica
         self.children: list[Child] = []
+        self._leaving: list[Child] = []  # told to end, and perhaps still holding devices
         self.num_starts = 0
         self.started = 0.0
         self.start_at = 0.0
@@ -141,4 +150,10 @@ class _Crew:
     def end(self) -> None:
         for child in self.children:
             child.end()
+        self._leaving += self.children
         self.children = []
+
+    def is_gone(self) -> bool:
+        """Whether nothing is left of it."""
+        self._leaving = [child for child in self._leaving if child.poll() is None]
+        return not self.children and not self._leaving
