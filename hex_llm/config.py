@@ -111,7 +111,11 @@ class Config:
         "Separate engines for prompts and for decoding, as two counts: 3,1 is three and one.",
         needs="disaggregated serving",
     )
-    data_parallel_size: int = _engine(1, "Engines with a copy of the model each.", needs="data parallelism")
+    data_parallel_size: int = _engine(
+        1,
+        "Engines with a copy of the model each, on --tensor_parallel_size devices each. A request goes to one of them;"
+        " where one is lost, the others take over and it is started again.",
+    )
     tensor_parallel_size: int = _engine(1, "Devices that share one copy of the model.")
     worker_distributed_method: Literal["mp", "ray"] = _engine(
         "mp", "How engine processes are started: by multiprocessing or by Ray.", needs="the Ray launcher"
@@ -262,7 +266,8 @@ class Config:
     max_connections: int = _limit(4096, "Connections at a time, to each HTTP process.")
     max_queued_requests: int = _limit(
         1024,
-        "Sequences that may wait beyond the --max_decode_seqs that run; n and lists of prompts count each.",
+        "Sequences that may wait beyond the --max_decode_seqs that run in each engine; n and lists of prompts count"
+        " each.",
         at_least=0,
     )
     max_queued_tokens: int = _limit(

@@ -1,11 +1,11 @@
 """An HTTP process's end of the connection to the engine: requests there, what comes of them back."""
 
 import logging
-import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from hex_llm.channel import Channel
 from hex_llm.engine.output import Output
 from hex_llm.engine.request import FinishReason, Request
 from hex_llm.engine.wire import Abort, Add, Alive, Failed, Found, FromEngine, Ready, Refused, Starting, Stepped
@@ -45,8 +45,8 @@ class EngineClient:
         self._compiling = True
         self._protocol = FrameProtocol[FromEngine](FromEngine, self._take, self._lose)
 
-    async def connect(self, connection: socket.socket) -> None:
-        await attach(self._protocol, connection)
+    async def connect(self, channel: Channel) -> None:
+        await attach(self._protocol, channel.socket, channel.seals)
 
     @property
     def num_requests(self) -> int:

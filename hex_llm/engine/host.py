@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from hex_llm import frames
+from hex_llm.channel import Channel
 from hex_llm.engine.engine import Engine
 from hex_llm.engine.output import Output
 from hex_llm.engine.request import FinishReason
@@ -29,21 +30,24 @@ _MAX_UNSENT = 256 * 2**20
 
 
 class Connection:
-    """The engine's end of the socket to one HTTP process."""
+    """The engine's end of the channel to one HTTP process."""
 
-    def __init__(self, sock: socket.socket):
-        self._socket = sock
+    def __init__(self, channel: Channel):
+        self._socket = channel.socket
+        self._seals = channel.seals
         self._unsent = bytearray()
         self._lock = threading.Lock()  # while it starts, progress is reported from several threads
         self.request_ids: set[str] = set()
 
     def __iter__(self) -> Iterator[ToEngine]:
         """The messages that come, until the other end has gone."""
-        return frames.read_frames(self._socket, frames.Decoder[ToEngine](ToEngine))
+        return frames.read_frames(
+            self._socket, frames.Decoder[ToEngine](ToEngine, self._seals and self._seals.incoming)
+        )
 
     def send(self, message: msgspec.Struct) -> None:
         with self._lock:
-            self._unsent += frames.encode(message)
+            self._unsent += frames.encode(message, self._seals and self._seals.outgoing)
             self._flush()
 
     def flush(self) -> bool:
@@ -96,8 +100,8 @@ class _Entry:
 class EngineHost:
     """Owns the connections from the process's first moment, so that the others see it start; `run` is its life."""
 
-    def __init__(self, sockets: Sequence[socket.socket], *, queue_timeout: float):
-        self._connections = [Connection(each) for each in sockets]
+    def __init__(self, channels: Sequence[Channel], *, queue_timeout: float):
+        self._connections = [Connection(each) for each in channels]
         self._queue_timeout = queue_timeout
         self._inbox: queue.SimpleQueue[tuple[Connection, ToEngine | None]] = queue.SimpleQueue()
         self._entries: dict[str, _Entry] = {}

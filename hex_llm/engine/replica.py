@@ -15,6 +15,7 @@ class Replica:
     def __init__(self, index: int):
         self.index = index
         self.client: EngineClient | None = None  # while it is connected
+        self.num_joined = 0  # times that it has connected
         self.ready: Ready | None = None  # what it said last, also where it is gone since
         self.belief: Belief | None = None  # while it takes requests
         self.num_requests = 0

@@ -28,6 +28,14 @@ class Abort(msgspec.Struct, tag=True, array_like=True):
     reason: FinishReason
 
 
+class Hello(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The first word of an engine that connects to an HTTP process, before all others."""
+
+    replica: int
+    pid: int
+    machine: str  # on which the pid is that process's; see `process.machine`
+
+
 class Starting(msgspec.Struct, tag=True, array_like=True):
     """How far the engine has come with getting ready; also sent where it compiles later on, with `done` 1 after it."""
 

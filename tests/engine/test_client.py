@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from hex_llm import frames
+from hex_llm.channel import Channel
 from hex_llm.engine import client as client_module
 from hex_llm.engine.client import EngineClient
 from hex_llm.engine.output import Output, Stats
@@ -89,7 +90,7 @@ def talk(main: Callable[[EngineClient, Peer], Awaitable[None]]) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             client = EngineClient()
-            await client.connect(ours)
+            await client.connect(Channel(ours))
             await main(client, Peer(theirs))
             client.close()
             await loses(client)

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from hex_llm import frames
+from hex_llm.channel import Channel
 from hex_llm.engine import host as host_module
 from hex_llm.engine.engine import Engine
 from hex_llm.engine.host import EngineHost
@@ -144,7 +145,7 @@ class Serving:
         self.fronts = [Front(front) for front, _ in pairs]
         self.sockets = [ours for _, ours in pairs]
         others = {*threading.enumerate()}
-        self.host = EngineHost(self.sockets, queue_timeout=queue_timeout)
+        self.host = EngineHost([Channel(each) for each in self.sockets], queue_timeout=queue_timeout)
         self.readers = {*threading.enumerate()} - others
         self.thread = threading.Thread(target=self._run)
 
