@@ -105,7 +105,20 @@ class Config:
         0, "Where the random numbers of requests without a seed of their own begin.", at_least=0, at_most=2**32 - 1
     )
 
-    num_hosts: int = _engine(1, "Machines that hold one model together.", needs="multi-host serving")
+    num_hosts: int = _engine(
+        1, "Machines that serve together, each of which runs the same command. With Ray, one command is enough."
+    )
+    coordinator_address: str | None = _engine(
+        None,
+        "HOST:PORT of host 0, with --num_hosts: its address that the other hosts reach, and the first of the ports for"
+        " the connections between them. Without it, what the environment of a TPU's host says, and port 7090.",
+    )
+    host_rank: int | None = _engine(
+        None,
+        "Which of --num_hosts this host is, from 0; host 0 answers HTTP. Without it, what the environment of a TPU's"
+        " host says.",
+        at_least=0,
+    )
     disagg_topo: str | None = _engine(
         None,
         "Separate engines for prompts and for decoding, as two counts: 3,1 is three and one.",
@@ -297,6 +310,7 @@ class Config:
                 )
         if self.gpu_memory_utilization is not None and self.hbm_utilization_factor != _DEFAULT_SHARE:
             raise _two_shares(self.hbm_utilization_factor, self.gpu_memory_utilization)
+        self._check_hosts()
         if self.enable_prefix_cache_hbm and self.prefill_len_padding % self.block_size:
             raise ConfigError(
                 f"--prefill_len_padding={self.prefill_len_padding} must be a multiple of"
@@ -304,6 +318,18 @@ class Config:
                 " and reported in whole paddings."
             )
         self._check_step_tokens()
+
+    def _check_hosts(self) -> None:
+        for name in ("coordinator_address", "host_rank"):
+            value = getattr(self, name)
+            if value is not None and self.num_hosts == 1:
+                raise ConfigError(f"--{name}={value} is for --num_hosts above 1.")
+            if value is not None and self.worker_distributed_method == "ray":
+                raise ConfigError(f"--{name}={value}: with --worker_distributed_method=ray, Ray knows the hosts.")
+        if self.host_rank is not None and self.host_rank >= self.num_hosts:
+            raise ConfigError(
+                f"--host_rank={self.host_rank} is not below --num_hosts={self.num_hosts}; ranks begin at 0."
+            )
 
     def _check_step_tokens(self) -> None:
         tokens = self.max_num_batched_tokens
