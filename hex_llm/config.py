@@ -124,8 +124,12 @@ class Config:
         "Separate engines for prompts and for decoding, as two counts: 3,1 is three and one.",
         needs="disaggregated serving",
     )
-    data_parallel_size: int = _engine(1, "Engines with a copy of the model each.", needs="data parallelism")
-    tensor_parallel_size: int = _engine(1, "Devices that share one copy of the model.", needs="tensor parallelism")
+    data_parallel_size: int = _engine(
+        1,
+        "Engines with a copy of the model each, on --tensor_parallel_size devices each. A request goes to one of them;"
+        " where one is lost, the others take over and it is started again.",
+    )
+    tensor_parallel_size: int = _engine(1, "Devices that share one copy of the model.")
     worker_distributed_method: Literal["mp", "ray"] = _engine(
         "mp", "How engine processes are started: by multiprocessing or by Ray.", needs="the Ray launcher"
     )

@@ -28,15 +28,15 @@ parallel
 completion
 engine
 text
-source
-catalog config command
+source launch
+catalog config command channel
 flags log model_files frames process
-errors pytree
+errors pytree seal
 """
 RANK = {name: rank for rank, line in enumerate(RANKS.split("\n")) for name in line.split()}
 NO_JAX = {
     "cli", "models_cli", "server", "completion", "engine", "text", "source", "catalog", "config", "flags", "log",
-    "model_files", "frames", "process", "command", "errors",
+    "model_files", "frames", "process", "command", "errors", "launch", "channel", "seal",
 }  # fmt: skip
 
 # What can run code that came as data, and torch, which the package does without.

@@ -1,26 +1,27 @@
-"""From settings to running processes: the port first, then the engine, then whoever answers HTTP.
+"""From settings to running processes: the port first, then the engines, then whoever answers HTTP.
 
 With one HTTP process that is the process itself; with several it starts them and waits for them. They share the
-listening socket, and each has a socket pair with the engine that nobody else can reach.
+listening socket, and each has another one, made here before all else, that engines connect to.
 """
 
 import errno
 import os
 import socket
-import subprocess
-from collections.abc import Sequence
+import tempfile
 
-import msgspec
-
+from hex_llm.channel import address_of, listen
 from hex_llm.config import Config
-from hex_llm.errors import PortError
-from hex_llm.process import hold_signals, start_child
+from hex_llm.errors import ConfigError, PortError
+from hex_llm.launch.fleet import Fleet
+from hex_llm.launch.local import LocalLauncher
+from hex_llm.launch.local_devices import local_devices
+from hex_llm.launch.placement import Replica, place
+from hex_llm.process import hold_signals
 from hex_llm.server.port_owner import port_owner
 from hex_llm.server.start_checks import check_files, check_keys, check_open_files
 from hex_llm.server.supervise import supervise
 
 BACKLOG = 2048
-_STOP_S = 5.0  # that the engine has to end when nobody is connected to it any more
 
 
 def serve(config: Config) -> int:
@@ -30,21 +31,37 @@ def serve(config: Config) -> int:
     check_files(config)
     check_keys(config, listener)
     check_open_files(config)
+    placement = _placement(config)
     hold_signals()  # until there is an event loop that takes them
-    pairs = [socket.socketpair() for _ in range(config.api_server_count)]
-    ours, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    engine = start_engine(config, theirs)
-    try:
-        if config.api_server_count > 1:
-            return supervise(config, listener, ours, engine.pid)
-        # Only now: what it imports would keep the engine waiting.
-        from hex_llm.server.front import run_front
+    with tempfile.TemporaryDirectory(prefix="hex-llm-") as folder:
+        doors = [_open_door(f"{folder}/{index}") for index in range(config.api_server_count)]
+        fleet = Fleet(config, LocalLauncher(), placement, [address_of(door) for door in doors])
+        try:
+            if config.api_server_count > 1:
+                return supervise(config, listener, doors, b"", fleet)
+            # Only now: what it imports would keep the engines waiting.
+            from hex_llm.server.front import run_front
 
-        return run_front(config, listener, ours[0], engine.pid)
-    finally:
-        for each in ours:
-            each.close()
-        _stop(engine)
+            return run_front(config, listener, doors[0], b"", fleet=fleet)
+        finally:
+            for door in doors:
+                door.close()
+            fleet.close()
+
+
+def _placement(config: Config) -> list[Replica]:
+    """Too few devices are found out before anything is started."""
+    tensor, data = config.tensor_parallel_size, config.data_parallel_size
+    available = len(local_devices(os.environ)) if tensor * data > 1 else 1
+    return place(tensor=tensor, data=data, num_hosts=1, local_devices=available)
+
+
+def _open_door(path: str) -> socket.socket:
+    """Where an HTTP process takes engines in: in a folder that nobody else may look into."""
+    try:
+        return listen(f"unix:{path}")
+    except OSError as error:  # whose path is too long, for one
+        raise ConfigError(f"{path}: engines cannot connect there ({error}); TMPDIR names another folder.") from None
 
 
 def bind(config: Config) -> socket.socket:
@@ -65,24 +82,6 @@ def bind(config: Config) -> socket.socket:
         hint = f" {port_owner(config.port)} listens there." if error.errno == errno.EADDRINUSE else ""
         raise PortError(f"{where} cannot be listened on: {_reason(error)}.{hint}") from None
     return listener
-
-
-def start_engine(config: Config, connections: Sequence[socket.socket]) -> subprocess.Popen[bytes]:
-    """The engine's process. It gets the connections, and this process keeps none of them open."""
-    files = [each.fileno() for each in connections]
-    settings = msgspec.json.encode(config).decode()
-    engine = start_child("hex_llm.engine_process", [settings, ",".join(map(str, files))], files)
-    for each in connections:
-        each.close()
-    return engine
-
-
-def _stop(engine: subprocess.Popen[bytes]) -> None:
-    try:
-        engine.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        engine.kill()
-        engine.wait()
 
 
 def _reason(error: Exception) -> str:

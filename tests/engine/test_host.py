@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from hex_llm import frames
+from hex_llm.channel import Channel
 from hex_llm.engine import host as host_module
 from hex_llm.engine.engine import Engine
 from hex_llm.engine.host import EngineHost
@@ -144,7 +145,7 @@ class Serving:
         self.fronts = [Front(front) for front, _ in pairs]
         self.sockets = [ours for _, ours in pairs]
         others = {*threading.enumerate()}
-        self.host = EngineHost(self.sockets, queue_timeout=queue_timeout)
+        self.host = EngineHost([Channel(each) for each in self.sockets], queue_timeout=queue_timeout)
         self.readers = {*threading.enumerate()} - others
         self.thread = threading.Thread(target=self._run)
 
@@ -628,7 +629,7 @@ def test_a_host_that_has_lost_track_of_a_request_says_so(serve):
         front.add(request)
         front.finish(request)
         assert front.wait_idle().invariant_violations == 0
-        serving.host._enter(serving.host._connections[0], "lost", "lost")
+        serving.host._enter(serving.host._connections[0], "lost", "lost", 0.0)
         front.wait_for(Alive, lambda alive: alive.invariant_violations > 0)
         serving.host._forget("lost")
 
