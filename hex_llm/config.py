@@ -358,6 +358,10 @@ class Config:
             )
         return self.max_model_len or context
 
+    def of_engine(self) -> dict[str, Any]:
+        """The settings that are not those of the server."""
+        return {flag.name: getattr(self, flag.name) for flag in flags_of(Config) if flag.group not in _SERVER_GROUPS}
+
     @property
     def prefill_seqs(self) -> int:
         """Most prompts that one step works on."""
