@@ -190,13 +190,14 @@ def _first_token_s(engine: Any, prompt_tokens: int, seed: int) -> float:
 def _bytes(arch: Any, contexts: np.ndarray) -> dict[str, float]:
     """What a decode step reads: weights that all tokens share, those of experts, keys and values."""
     from hex_llm.models.registry import family
+    from hex_llm.models.split import Split
     from hex_llm.models.weights import specs
 
     sizes: dict[bool, int] = {True: 0, False: 0}
     for spec in specs(family(arch).weights, arch):
         # Of an embedding that is not the head too, a step reads a row for each token.
         if spec.parts[0].name != "model.embed_tokens.weight" or arch.tied:
-            sizes[spec.stack is not None] += 2 * math.prod(spec.shape(arch))
+            sizes[spec.stack is not None] += 2 * math.prod(spec.shape(Split(arch, 1)))
     token = 2 * 2 * arch.num_kv_heads * arch.head_dim
     seen = sum(np.minimum(contexts, kind.window.size if kind.window else np.inf).sum() for kind in arch.kinds)
     return {"dense_bytes": sizes[False], "expert_bytes": sizes[True], "kv_bytes": float(token * seen)}
@@ -205,11 +206,12 @@ def _bytes(arch: Any, contexts: np.ndarray) -> dict[str, float]:
 def _prefill_flops(arch: Any, tokens: int) -> float:
     """Of a prompt: the weights that each token is multiplied with, and attention to the tokens before it."""
     from hex_llm.models.registry import family
+    from hex_llm.models.split import Split
     from hex_llm.models.weights import specs
 
     active = 0.0
     for spec in specs(family(arch).weights, arch):
-        shape = spec.shape(arch)
+        shape = spec.shape(Split(arch, 1))
         if "vocab" not in spec.dims and len(shape) > 1:
             share = arch.experts_per_token / arch.num_experts if spec.stack else 1.0
             active += math.prod(shape) * share

@@ -26,6 +26,7 @@ from hex_llm.loader.weights import check_checkpoint, dummy, load
 from hex_llm.models.arch import Arch, Kind
 from hex_llm.models.registry import family
 from hex_llm.models.weights import abstract, bytes_per_device
+from hex_llm.parallel.backend import backend
 from hex_llm.parallel.hosts import least_of_hosts
 from hex_llm.parallel.mesh import make_mesh
 from hex_llm.runner.buckets import SEPARATE, TOGETHER, Buckets
@@ -116,13 +117,14 @@ def build_runner(
     """Plans memory, compiles, loads: whatever cannot work fails before anything large is allocated."""
     started = time.monotonic()
     use_cache(config.compilation_cache, config.cache_folder)
-    mesh = make_mesh()
+    mesh = make_mesh(config.tensor_parallel_size)
     logger.info(
-        "Loading %s: %s, %d layers, %s, on %s.",
+        "Loading %s: %s, %d layers, %s, on %s%s.",
         model.name,
         model.arch.architecture,
         model.arch.num_layers,
         model.dtype,
+        f"{mesh.size} x " if mesh.size > 1 else "",
         mesh.devices.flat[0].device_kind,
     )
     load_weights = _weights(config, model, mesh, partial(report, WEIGHTS))
@@ -131,14 +133,14 @@ def build_runner(
     limits = _limits(config, model, compiler.programs.shapes.num_pages)
     report(WEIGHTS, 0.0)
     # Made on the device, and at once: a GPU's compiler, which comes next, finds out there which matmul is the fastest.
-    at_once = config.load_format == "dummy" and jax.default_backend() == "gpu"
+    at_once = config.load_format == "dummy" and backend() == "gpu"
     weights = jax.block_until_ready(load_weights()) if at_once else None
     with compiler.warm_up(all_programs(buckets)) if config.warmup and config.enable_jit else nullcontext():
         weights = weights or load_weights()
         report(WEIGHTS, 1.0)
         with _phase(f"Allocated the KV cache of {limits.kv_tokens} tokens", partial(report, KV_CACHE)):
             runner = DeviceRunner(weights, buckets, compiler, announce)
-    if config.warmup and config.enable_jit and jax.default_backend() != "cpu":
+    if config.warmup and config.enable_jit and backend() != "cpu":
         runner.rehearse(buckets)
     logger.info(
         "Engine built in %.1f s: %s weights, KV cache of %d tokens (%.2f GiB), room for %.1f sequences of %d tokens.",
@@ -165,12 +167,12 @@ def _plan(
     config: Config, model: Model, mesh: jax.sharding.Mesh, buckets: Buckets, report: Report
 ) -> tuple[Compiler, Needs]:
     """How many KV blocks there are, which is a part of every compiled shape, and what the memory goes to."""
-    weights, memory = family(model.arch).weights, Memory.of(mesh.devices.flat[0])
+    weights, memory = family(model.arch).weights, Memory.of(mesh.local_devices)
     params = abstract(weights, model.arch, mesh, model.dtype)
     lowered = config.cache_folder and config.cache_folder / "lowered"
 
     def compiler_for(num_pages: int) -> Compiler:
-        programs = Programs(model.arch, _shapes(config, model, buckets, num_pages), params, model.dtype)
+        programs = Programs(model.arch, _shapes(config, model, buckets, num_pages), params, model.dtype, mesh)
         return Compiler(programs, folder=lowered, jit=config.enable_jit, report=partial(report, COMPILING))
 
     def fill(needs: Needs) -> int:
@@ -221,7 +223,7 @@ def _weights(
 def _dtype(config: Config, found: ModelConfig) -> Any:
     if config.dtype != "auto":
         return jnp.dtype(config.dtype)
-    if jax.default_backend() == "cpu" and found.dtype == "float32":
+    if backend() == "cpu" and found.dtype == "float32":
         return jnp.dtype(jnp.float32)
     return jnp.dtype(jnp.bfloat16)
 
@@ -230,7 +232,7 @@ def _step_tokens(config: Config, model: Model) -> tuple[int, int | None]:
     """Most tokens of a step, and of one that also decodes where that is fewer."""
     if config.max_num_batched_tokens is not None:
         return config.max_num_batched_tokens, None
-    on_gpu = config.enable_chunked_prefill and jax.default_backend() == "gpu"
+    on_gpu = config.enable_chunked_prefill and backend() == "gpu"
     tokens = CHUNKED_STEP_TOKENS if config.enable_chunked_prefill and not on_gpu else WHOLE_STEP_TOKENS
     tokens = max(min(tokens, model.max_model_len * config.prefill_seqs), config.max_decode_seqs)
     return tokens, min(max(GPU_MIXED_TOKENS, 2 * config.max_decode_seqs), tokens) if on_gpu else None
@@ -239,7 +241,7 @@ def _step_tokens(config: Config, model: Model) -> tuple[int, int | None]:
 def _buckets(config: Config, model: Model, mesh: jax.sharding.Mesh) -> Buckets:
     step_tokens, _ = _step_tokens(config, model)
     mixed_seqs = config.max_decode_seqs if config.enable_chunked_prefill else config.prefill_seqs
-    on_cpu = jax.default_backend() == "cpu"
+    on_cpu = backend() == "cpu"
     small = bytes_per_device(family(model.arch).weights, model.arch, mesh, model.dtype) < SMALL_MODEL
     return Buckets(
         decode_padding=min(config.decode_seqs_padding, config.max_decode_seqs),
@@ -248,7 +250,7 @@ def _buckets(config: Config, model: Model, mesh: jax.sharding.Mesh) -> Buckets:
         max_mixed_tokens=step_tokens,
         max_mixed_seqs=_padded(mixed_seqs, config.prefill_seqs_padding),
         growth=8 if on_cpu and small else 2,
-        single=jax.default_backend() == "gpu" and config.decode_seqs_padding <= DEFAULT_DECODE_PADDING,
+        single=backend() == "gpu" and config.decode_seqs_padding <= DEFAULT_DECODE_PADDING,
         row_growth=2 if on_cpu else 8,
         variants=TOGETHER if on_cpu else SEPARATE,
     )
@@ -321,7 +323,12 @@ def _padded(size: int, padding: int) -> int:
 
 
 def _bytes(tree: Any) -> int:
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    """On each device."""
+
+    def shape(leaf: jax.ShapeDtypeStruct) -> tuple[int, ...]:
+        return leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+
+    return sum(math.prod(shape(leaf)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def _size(num_bytes: int) -> str:

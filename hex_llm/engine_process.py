@@ -22,7 +22,6 @@ from hex_llm.engine.wire import Failed, Found, Hello, Ready
 from hex_llm.errors import HexError, StartError
 from hex_llm.follower import replica_of, run_follower
 from hex_llm.frames import Broken
-from hex_llm.launch.placement import check_devices
 from hex_llm.launch.task import Task
 from hex_llm.process import CLUSTER_KEY, ENGINE_DIED, begin_child, machine, release_signals
 from hex_llm.runner.followers import JOIN_S, Followers
@@ -35,8 +34,8 @@ def main(settings: str) -> int:
     begin_child()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     release_signals()
-    log.configure()
     task = msgspec.json.decode(settings, type=Task)
+    log.configure(_name(task))
     key = os.environ.pop(CLUSTER_KEY, "").encode()
     if task.rank:
         return run_follower(task, key)
@@ -61,6 +60,14 @@ def main(settings: str) -> int:
     except Exception:
         logger.critical("A step failed, and the engine with it.", exc_info=True)
     return ENGINE_DIED
+
+
+def _name(task: Task) -> str:
+    """What tells the lines of its log from those of others."""
+    replica = f"replica {task.replica}" if task.config.data_parallel_size > 1 else ""
+    rank = f"rank {task.rank}" if task.num_ranks > 1 else ""
+    words = " ".join(filter(None, (replica, rank)))
+    return f"[{words}] " if words else ""
 
 
 def _connect(fronts: Sequence[str], hello: Hello, key: bytes) -> list[Channel]:
@@ -100,7 +107,6 @@ def _build(task: Task, host: EngineHost, key: bytes) -> tuple[Engine, Ready]:
     if followers is not None:
         join_hosts(task.coordinator, num_hosts=task.num_ranks, rank=task.rank, timeout=JOIN_S)
     model = find_model(config)
-    check_devices(task.num_devices, 1, jax.local_device_count())
     host.tell(Found(model.max_model_len, model.arch.vocab_size))
     engine = build_engine(config, model, host.report, followers and followers.send)
     # Ready means that a token has been computed.

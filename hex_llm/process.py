@@ -10,7 +10,7 @@ import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 # Exit codes of a server that has lost its engine.
@@ -44,7 +44,7 @@ def start_child(
     *,
     secrets: bool = False,
     stdout: int | None = None,
-    **environment: str,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Runs a module in a process of its own that inherits the open files; its main function calls `begin_child`.
 
@@ -58,7 +58,7 @@ def start_child(
             pass_fds=files,
             stdin=subprocess.DEVNULL,
             stdout=stdout,
-            env=kept | environment | {"HEX_LLM_PARENT": str(os.getpid())},
+            env=kept | dict(environment or {}) | {"HEX_LLM_PARENT": str(os.getpid())},
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)

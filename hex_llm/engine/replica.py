@@ -15,6 +15,7 @@ class Replica:
     def __init__(self, index: int):
         self.index = index
         self.client: EngineClient | None = None  # while it is connected
+        self.num_joined = 0  # times that it has connected
         self.ready: Ready | None = None  # what it said last, also where it is gone since
         self.belief: Belief | None = None  # while it takes requests
         self.num_requests = 0
@@ -58,7 +59,6 @@ class Load:
     def end(self) -> None:
         self.replica.num_requests -= 1
         self.replica.num_outstanding -= self.num_prompt + self.num_answer
-        self.num_prompt = self.num_answer = 0
 
 
 _COUNTS = tuple(each.name for each in fields(Stats))

@@ -63,6 +63,7 @@ class Router:
         if there.client is not None:  # it has gone, and its connection has not heard of that yet
             there.client.give_up()
         there.client = client
+        there.num_joined += 1
         client.on_step = lambda outputs: self.on_step(outputs)
         client.on_change = lambda: self._changed(there, client)
         self._changed(there, client)
@@ -178,7 +179,6 @@ class Router:
 
     def _replay(self, entry: "_Entry", error: HexError) -> None:
         """The replica is lost that had a request: another one takes it over."""
-        entry.leave()
         if self.lost.is_set() or entry.num_replays == MAX_REPLAYS:
             self._fail(entry, error)
         else:

@@ -10,14 +10,16 @@ next kernel begin only after it has waited itself: all that came before the prod
 from typing import Any
 
 from hex_llm.kernels.hopper import MMA_ROWS, is_hopper
+from hex_llm.parallel.manual import is_split
 
 MAX_TOKENS = 128  # with more, cuBLAS's products are the faster
 ROWS = 8  # a product takes and gives a multiple of so many rows
 
 
 def chained(tokens: int) -> bool:
-    """Whether a batch of so many tokens runs as a chain where the kernels do its shapes."""
-    return is_hopper() and tokens <= MAX_TOKENS
+    """Whether a batch of so many tokens runs as a chain where the kernels do its shapes. Where devices share the work
+    it does not: their sums stand between the kernels, and whether one may begin ahead of those nobody has measured."""
+    return is_hopper() and tokens <= MAX_TOKENS and not is_split()
 
 
 def padded(tokens: int) -> int:

@@ -4,6 +4,8 @@ import math
 
 import jax
 
+from hex_llm.parallel.backend import backend
+
 CAPABILITY = "9.0"
 SMS = 132  # of most of them, for compiling where there is none
 MMA_ROWS = 64  # of one wgmma, which is the share of a warpgroup
@@ -11,7 +13,7 @@ LOG2E = math.log2(math.e)
 
 
 def is_hopper() -> bool:
-    return jax.default_backend() == "gpu" and getattr(jax.devices()[0], "compute_capability", CAPABILITY) == CAPABILITY
+    return backend() == "gpu" and getattr(jax.devices()[0], "compute_capability", CAPABILITY) == CAPABILITY
 
 
 def num_sms() -> int:

@@ -48,4 +48,4 @@ def start_engine(task: Task, environment: Mapping[str, str]) -> LocalChild:
     if task.devices is not None or task.num_devices > 1:
         wanted |= local_devices(os.environ).environment(task.devices, os.environ)
     settings = msgspec.json.encode(task).decode()
-    return LocalChild(start_child("hex_llm.engine_process", [settings], **wanted))
+    return LocalChild(start_child("hex_llm.engine_process", [settings], environment=wanted))

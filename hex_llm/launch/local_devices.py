@@ -20,6 +20,7 @@ _TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 # With several CPU devices the collectives of one step hold threads that others wait for: XLA's pool must be large.
 _THREADS_PER_DEVICE, _LEAST_THREADS = 4, 16
 _PLUGINS = {"tpu": ("libtpu",), "cuda": ("jax_cuda13_plugin", "jax_cuda12_plugin")}
+_NAMES: dict[str, Platform] = {"cpu": "cpu", "cuda": "cuda", "gpu": "cuda", "tpu": "tpu"}  # as JAX_PLATFORMS has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +66,13 @@ def local_devices(
     environ: Mapping[str, str], *, root: Path = Path("/"), has_module: Callable[[str], bool] | None = None
 ) -> LocalDevices:
     """What JAX will find: what JAX_PLATFORMS names first, else a TPU or GPUs with their plugin, else CPUs."""
-    found = {"tpu": _tpu_chips(environ, root / "dev"), "cuda": _gpus(environ, root / "dev")}
+    found: dict[Platform, tuple[str, ...]] = {
+        "tpu": _tpu_chips(environ, root / "dev"),
+        "cuda": _gpus(environ, root / "dev"),
+    }
     if platforms := environ.get("JAX_PLATFORMS", ""):
         first = platforms.split(",")[0].strip()
-        platform = {"cpu": "cpu", "cuda": "cuda", "gpu": "cuda", "tpu": "tpu"}.get(first)
+        platform = _NAMES.get(first)
         if platform is None:
             raise ConfigError(
                 f"JAX_PLATFORMS={platforms}: models can be split over devices, or copied to several, with cpu, cuda"
@@ -77,7 +81,7 @@ def local_devices(
     else:
         installed = has_module or _has_module
         there = [name for name in found if found[name] and any(map(installed, _PLUGINS[name]))]
-        platform = (there or ["cpu"])[0]
+        platform = there[0] if there else "cpu"
     return LocalDevices(platform, found[platform] if platform in found else _cpus(environ))
 
 

@@ -8,6 +8,7 @@ from jax import Array
 
 from hex_llm.kernels.matmul import api
 from hex_llm.kernels.matmul.reference import total
+from hex_llm.parallel.backend import backend
 from hex_llm.parallel.manual import is_split, sum_over_devices
 
 
@@ -39,7 +40,7 @@ def summed(parts: Array, dtype: Any) -> Array:
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """[R, in] x [out, in] -> [R, out] in the type of `x`, to which the sum, made in float32, is rounded."""
-    if jax.default_backend() == "cpu":
+    if backend() == "cpu":
         return linear_float32(x, weight, bias).astype(x.dtype)
     # Asked for float32 and then for less, a library's product would write out the float32 first.
     out = _product(x, weight, x.dtype)
@@ -50,7 +51,7 @@ def linear_float32(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """As `linear`, but left in float32: for logits, which sampling compares."""
     if api.takes(x, weight):
         out = jnp.sum(api.parts(x, weight, dtype=jnp.dtype(jnp.float32)), axis=0)[: x.shape[0]]
-    elif x.shape[0] == 1 and weight.dtype.itemsize < 4 and jax.default_backend() == "cpu":
+    elif x.shape[0] == 1 and weight.dtype.itemsize < 4 and backend() == "cpu":
         # As a product, XLA's CPU backend would write out a float32 copy of the weight first: 85 ms where this sum,
         # which it fuses with the conversion, takes 6.
         out = jnp.sum(weight.astype(jnp.float32) * x.astype(jnp.float32), axis=1)[None, :]

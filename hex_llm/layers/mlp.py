@@ -17,10 +17,13 @@ def gated_mlp(
     activation: Activation = "silu",
 ) -> Array:
     """[T, D] -> [n, T or more, D], to be added; `gate_up` [2F, D] has the gate's rows first, `down` is [D, F]."""
+    return linear_summed(gated_hidden(x, gate_up, gate_up_bias, activation=activation), down, down_bias)
+
+
+def gated_hidden(x: Array, gate_up: Array, gate_up_bias: Array | None = None, *, activation: Activation) -> Array:
+    """[T, D] -> [T or more, F]: what `down` multiplies."""
     if gate_up_bias is None and api.takes(x, gate_up, activation=activation):
-        hidden = api.gated_matmul(x, gate_up, activation)
-    else:
-        both = linear(x, gate_up, gate_up_bias)
-        size = both.shape[1] // 2
-        hidden = gated(activation, both[:, :size], both[:, size:])
-    return linear_summed(hidden, down, down_bias)
+        return api.gated_matmul(x, gate_up, activation)
+    both = linear(x, gate_up, gate_up_bias)
+    size = both.shape[1] // 2
+    return gated(activation, both[:, :size], both[:, size:])

@@ -1,6 +1,7 @@
 """Weights onto the devices: from a checkpoint, strictly, or made up there."""
 
 import functools
+import itertools
 import logging
 import math
 import sys
@@ -23,8 +24,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from hex_llm.errors import CheckpointError
 from hex_llm.loader.checkpoint import Checkpoint, Tensor
 from hex_llm.models.arch import Arch
+from hex_llm.models.split import Run, Split
 from hex_llm.models.weights import Part, WeightSpec, build, specs
-from hex_llm.parallel.mesh import TENSOR
 
 log = logging.getLogger(__name__)
 
@@ -52,12 +53,13 @@ def load[T](
     Everything that headers can tell is checked before the first byte goes to a device. `check` says how many of
     the values are looked at for NaN and infinity on the way. `report` is told the share that has been read.
     """
-    arch.check_shards(mesh.shape[TENSOR])
     check_checkpoint(model, arch, checkpoint)
     wanted = specs(model, arch)
     total = sum(_bytes_of(checkpoint[name]) for spec in wanted for name in spec.tensors(arch))
     with _progress(total, report) as advance, ThreadPoolExecutor(_READERS) as readers:
-        make = functools.partial(_load_weight, arch, checkpoint, mesh, np.dtype(dtype), check, advance)
+        make = functools.partial(
+            _load_weight, Split.over(arch, mesh), checkpoint, mesh, np.dtype(dtype), check, advance
+        )
         weights = readers.map(make, wanted)
         return build(model, arch, lambda _: next(weights))
 
@@ -71,7 +73,7 @@ def check_checkpoint(model: type, arch: Arch, checkpoint: Checkpoint) -> None:
 
 
 def _load_weight(
-    arch: Arch,
+    split: Split,
     checkpoint: Checkpoint,
     mesh: Mesh,
     dtype: np.dtype,
@@ -79,23 +81,24 @@ def _load_weight(
     advance: Callable[[int], None],
     spec: WeightSpec,
 ) -> Array:
-    shape, num_shards = spec.shape(arch), spec.num_row_shards(mesh)
-    stacked = spec.stack is not None
+    shape = spec.shape(split)
 
     def read(index: tuple[slice, ...] | None) -> np.ndarray:
+        """A device's share."""
         assert index is not None  # only arrays without a shape have none
-        row_axis = 1 if stacked else 0
-        shard = (index[row_axis].start or 0) * num_shards // shape[row_axis]
-        columns = index[row_axis + 1 :]
-        own = np.empty([len(range(*each.indices(size))) for each, size in zip(index, shape, strict=True)], dtype)
-        for i, target in enumerate(own if stacked else [own]):
+        own = np.zeros([len(range(*each.indices(size))) for each, size in zip(index, shape, strict=True)], dtype)
+        # Every dimension that is split is so over all of the devices.
+        starts = zip(index, own.shape, strict=True)
+        device = max((each.start or 0) // size for each, size in starts)
+        for expert, target in enumerate(own if spec.stack else [own]):
             row = 0
             for part in spec.parts:
-                for block in _blocks(part, arch, _matrix(spec, part, checkpoint, i), shard, num_shards, columns):
-                    _check_finite(checkpoint[part.name.format(i)], block, check)
-                    target[row : row + len(block)] = block
-                    row += len(block)
+                matrix = _matrix(spec, part, checkpoint, expert)
+                for place, block in _blocks(part, split, matrix, device):
+                    _check_finite(checkpoint[part.name.format(expert)], block, check)
+                    target[row + place[0].start : row + place[0].stop, *place[1:]] = block
                     advance(block.nbytes)
+                row += sum(split.shard(name) for name in part.rows)
         return own
 
     return jax.make_array_from_callback(shape, spec.sharding(mesh), read)
@@ -110,24 +113,29 @@ def _matrix(spec: WeightSpec, part: Part, checkpoint: Checkpoint, expert: int) -
     return lambda index: checkpoint[part.name.format(expert)][index]
 
 
-def _blocks(
-    part: Part, arch: Arch, read: _Matrix, shard: int, num_shards: int, columns: tuple[slice, ...]
-) -> Iterator[np.ndarray]:
-    """A shard of each run of the part's rows, as it is to lie on the device."""
-    start = 0
-    for run, name in enumerate(part.rows):
-        size = arch.sizes[name]
-        first, last = size * shard // num_shards, size * (shard + 1) // num_shards
-        if part.alternating:
-            rows = slice(len(part.rows) * first + run, len(part.rows) * last, len(part.rows))
-        else:
-            rows = slice(start + first, start + last)
-        block = read((*columns, rows)).swapaxes(0, -1) if part.transposed else read((rows, *columns))
-        if part.neighbours:
-            pairs = block.reshape(-1, arch.head_dim // 2, 2, *block.shape[1:])
-            block = pairs.swapaxes(1, 2).reshape(block.shape)
-        yield block
-        start += size
+def _blocks(part: Part, split: Split, read: _Matrix, device: int) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
+    """What a device has of a part, piece by piece: where it lies there, and its values."""
+    start = at = 0
+    columns = [split.runs(name, device) for name in part.columns]
+    for number, name in enumerate(part.rows):
+        for rows, *others in itertools.product(split.runs(name, device), *columns):
+            if part.alternating:
+                count = len(part.rows)
+                wanted = slice(count * rows.start + number, count * rows.stop, count)
+            else:
+                wanted = slice(start + rows.start, start + rows.stop)
+            sides = [slice(run.start, run.stop) for run in others]
+            block = read((*sides, wanted)).swapaxes(0, -1) if part.transposed else read((wanted, *sides))
+            if part.neighbours:
+                pairs = block.reshape(-1, split.arch.head_dim // 2, 2, *block.shape[1:])
+                block = pairs.swapaxes(1, 2).reshape(block.shape)
+            yield tuple(_place(run, offset) for run, offset in ((rows, at), *((run, 0) for run in others))), block
+        start += split.arch.sizes[name]
+        at += split.shard(name)
+
+
+def _place(run: Run, offset: int) -> slice:
+    return slice(offset + run.at, offset + run.at + run.stop - run.start)
 
 
 def _check_finite(tensor: Tensor, piece: np.ndarray, check: Check) -> None:
@@ -212,14 +220,14 @@ def _progress(total: int, report: Callable[[float], None]) -> Iterator[Callable[
 
 def dummy[T](model: type[T], arch: Arch, mesh: Mesh, dtype: Any, *, seed: int = 0) -> T:
     """Random weights, made on the devices that hold them, equal for equal seeds."""
-    arch.check_shards(mesh.shape[TENSOR])
+    split = Split.over(arch, mesh)
     key = jax.random.key(seed)
     number = iter(range(len(specs(model, arch))))
 
     def make(spec: WeightSpec) -> Array:
         own = jax.random.fold_in(key, next(number))
         value = arch.rms.neutral if spec.neutral else None
-        return _dummy_program(spec.shape(arch), jnp.dtype(dtype), value, spec.sharding(mesh))(own)
+        return _dummy_program(spec.shape(split), jnp.dtype(dtype), value, spec.sharding(mesh))(own)
 
     return build(model, arch, make)
 

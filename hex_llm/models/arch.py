@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from hex_llm.errors import ConfigError
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.rms import Rms
 from hex_llm.kernels.window import Window
@@ -84,15 +83,3 @@ class Arch:
             "mlp": self.mlp_size,
             "expert": self.num_experts,
         }
-
-    def check_shards(self, num_shards: int) -> None:
-        """Refuses a number of shards that would cut through a head or leave a remainder."""
-        counts = {
-            "attention heads": self.num_heads,
-            "key and value heads": self.num_kv_heads,
-            "mlp columns": self.mlp_size,
-            "vocabulary entries": self.vocab_size,
-        }
-        for what, count in counts.items():
-            if count % num_shards:
-                raise ConfigError(f"--tensor_parallel_size={num_shards} does not divide the model's {count} {what}.")

@@ -8,7 +8,7 @@ from jax import Array
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention.api import prepare
 from hex_llm.kernels.rms import rms_norm
-from hex_llm.layers.embedding import embed, score
+from hex_llm.layers.embedding import embed, score, whole, without_filling
 from hex_llm.layers.norm import Stream, value
 from hex_llm.layers.rope import rope_tables
 from hex_llm.models.arch import Arch
@@ -37,7 +37,7 @@ def forward(model: Model, arch: Arch, kv: tuple[Array, ...], batch: Batch) -> tu
     x = embed(model.embed, batch.tokens, arch.embed_scale)
     tables = [rope_tables(rope, batch.positions, batch.long) for rope in arch.ropes]
     # Counted from the arrays at hand: a shard of the model holds a part of the heads.
-    num_heads = arch.num_heads // arch.num_kv_heads * kv[0].shape[2]
+    num_heads = model.layers[0].attention.o.shape[1] // arch.head_dim
     q = jax.ShapeDtypeStruct((x.shape[0], num_heads, arch.head_dim), x.dtype)
     batch = prepare(batch, q, kv[0], arch.windows)
     # All of this is there before the first layer begins (`kernels.chain` says why), and is not computed again in every
@@ -53,5 +53,11 @@ def forward(model: Model, arch: Arch, kv: tuple[Array, ...], batch: Batch) -> tu
 
 def logits(model: Model, arch: Arch, hidden: Array) -> Array:
     """[R, D] hidden states of the tokens to sample after -> [R, V] float32."""
+    return whole(own_logits(model, arch, hidden), arch.vocab_size)
+
+
+def own_logits(model: Model, arch: Arch, hidden: Array) -> Array:
+    """The same, but only this device's part of the vocabulary, where devices share it."""
     x = rms_norm(hidden, model.norm, arch.rms)
-    return score(x, model.embed if model.head is None else model.head, arch.logit_soft_cap)
+    head = model.embed if model.head is None else model.head
+    return without_filling(score(x, head, arch.logit_soft_cap), arch.vocab_size)

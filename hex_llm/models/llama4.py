@@ -16,6 +16,7 @@ from hex_llm.kernels.rms import rms_norm
 from hex_llm.kernels.rope_write.reference import rotate, split
 from hex_llm.kernels.window import Window
 from hex_llm.layers.linear import linear_float32, linear_parts, linear_summed, summed
+from hex_llm.layers.mlp import gated_hidden
 from hex_llm.layers.moe import experts_mlp, join_padding
 from hex_llm.layers.rope import Rope
 from hex_llm.models import llama, mixtral
@@ -87,8 +88,11 @@ def feed_forward(x: Array, weights: Moe, arch: Arch, batch: Batch) -> Array:
     logit, chosen = jax.lax.top_k(linear_float32(x, weights.router)[:num_tokens], 1)
     scaled, chosen = x[:num_tokens] * jax.nn.sigmoid(logit).astype(x.dtype), join_padding(chosen, batch.real)
     parts = experts_mlp(scaled, weights, chosen, jnp.ones_like(logit), activation=arch.activation)
-    own, shared = summed(parts, x.dtype), llama.dense(x, weights.shared, arch, batch)
-    return (total(own)[:num_tokens] + total(shared)[:num_tokens]).astype(x.dtype)[None]
+    hidden = gated_hidden(x, weights.shared.gate_up, activation=arch.activation)
+    shared = linear_parts(hidden, weights.shared.down)
+    # Added before the devices' shares are, which are then sent once.
+    both = total(parts)[:num_tokens].astype(x.dtype) + total(shared)[:num_tokens].astype(x.dtype)
+    return summed(both[None], x.dtype)
 
 
 layer = partial(llama.layer, attention=attention, feed_forward=feed_forward)

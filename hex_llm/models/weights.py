@@ -19,7 +19,8 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
 from hex_llm.models.arch import Arch
-from hex_llm.parallel.sharding import RULES, num_shards, sharding
+from hex_llm.models.split import Split
+from hex_llm.parallel.sharding import RULES, sharding
 
 type Weight = Array
 type Condition = Callable[[Arch], bool]
@@ -54,7 +55,7 @@ class WeightSpec:
     such weights, one for each expert.
 
     Where rows are split, shard i of the weight holds shard i of each run of rows in turn, so that a device finds its
-    own heads together. On one device that is plain concatenation.
+    own heads together. On one device that is plain concatenation. `Split` says what a shard has.
     """
 
     parts: tuple[Part, ...]
@@ -67,16 +68,14 @@ class WeightSpec:
         dims = (self.parts[0].rows[0], *self.parts[0].columns)
         return (EXPERT, *dims) if self.stack else dims
 
-    def shape(self, arch: Arch) -> tuple[int, ...]:
-        rows = sum(arch.sizes[row] for part in self.parts for row in part.rows)
-        shape = (rows, *(arch.sizes[column] for column in self.parts[0].columns))
-        return (arch.num_experts, *shape) if self.stack else shape
+    def shape(self, split: Split) -> tuple[int, ...]:
+        """Of all devices' shares together."""
+        rows = sum(split.size(row) for part in self.parts for row in part.rows)
+        shape = (rows, *(split.size(column) for column in self.parts[0].columns))
+        return (split.arch.num_experts, *shape) if self.stack else shape
 
     def sharding(self, mesh: Mesh) -> NamedSharding:
         return sharding(mesh, self.dims)
-
-    def num_row_shards(self, mesh: Mesh) -> int:
-        return num_shards(mesh, self.parts[0].rows[0])
 
     def tensors(self, arch: Arch) -> dict[str, tuple[int, ...]]:
         """The names and shapes in the checkpoint."""
@@ -170,10 +169,11 @@ def tensors(cls: type, arch: Arch) -> dict[str, tuple[int, ...]]:
 
 def abstract[T](cls: type[T], arch: Arch, mesh: Mesh, dtype: Any) -> T:
     """The model with shapes in place of arrays, to compile for before anything is loaded."""
+    split = Split.over(arch, mesh)
     return build(
         cls,
         arch,
-        lambda spec: jax.ShapeDtypeStruct(spec.shape(arch), dtype, sharding=spec.sharding(mesh)),
+        lambda spec: jax.ShapeDtypeStruct(spec.shape(split), dtype, sharding=spec.sharding(mesh)),
     )
 
 

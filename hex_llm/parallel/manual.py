@@ -20,5 +20,15 @@ def join_over_devices(x: Array, *, axis: int) -> Array:
     return jax.lax.all_gather(x, TENSOR, axis=axis, tiled=True)
 
 
+def own_share(x: Array, *, axis: int) -> Array:
+    """This device's share of an array that all have whole."""
+    size = x.shape[axis] // num_devices()
+    return jax.lax.dynamic_slice_in_dim(x, device_index() * size, size, axis)
+
+
+def num_devices() -> int:
+    return jax.lax.axis_size(TENSOR)
+
+
 def device_index() -> Array:
     return jax.lax.axis_index(TENSOR)

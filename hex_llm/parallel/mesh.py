@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh
 
-from hex_llm.errors import ConfigError
+from hex_llm.launch.placement import check_devices
 
 TENSOR = "tp"
 
@@ -14,11 +14,7 @@ TENSOR = "tp"
 def make_mesh(tensor_parallel_size: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh of the first `tensor_parallel_size` of the devices, by default of all that JAX sees."""
     devices = jax.devices() if devices is None else devices
-    if not 1 <= tensor_parallel_size <= len(devices):
-        raise ConfigError(
-            f"--tensor_parallel_size={tensor_parallel_size} asks for other than 1 to {len(devices)} devices, "
-            f"and this machine shows {len(devices)}."
-        )
+    check_devices(tensor_parallel_size, 1, len(devices))
     return jax.make_mesh(
         (tensor_parallel_size,),
         (TENSOR,),

@@ -15,13 +15,12 @@ RULES: dict[str, str | None] = {
     "head": None,
 }
 
+# The same for arrays that are no weights.
+WHOLE = PartitionSpec()  # every device has all of it
+PAGES = PartitionSpec(None, None, TENSOR)  # [pages, 2, kv_heads, page_size, head_dim]
+VOCABULARY = PartitionSpec(None, TENSOR)  # [rows, vocab]
+
 
 def sharding(mesh: Mesh, dims: tuple[str, ...]) -> NamedSharding:
     """How an array with these dimensions is spread over the mesh."""
     return NamedSharding(mesh, PartitionSpec(*(RULES[dim] for dim in dims)))
-
-
-def num_shards(mesh: Mesh, dim: str) -> int:
-    """Into how many parts the mesh splits a dimension."""
-    axis = RULES[dim]
-    return 1 if axis is None else mesh.shape[axis]

@@ -2,12 +2,16 @@
 
 The parts are programs of their own where a step takes what its requests ask for, and one program, `choose_any`, where
 that is looked up at run time.
+
+Where devices share the vocabulary, each comes with the logits of its part. The likeliest token is found without putting
+them together; whatever else a row asks for is computed from all of them, by every device for itself.
 """
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from hex_llm.engine.sampling import MAX_LOGPROBS
+from hex_llm.layers.embedding import share, whole
 from hex_llm.runner import sampler
 from hex_llm.runner.buckets import Variant
 from hex_llm.runner.layout import COLUMNS, FLOAT_COLUMNS, HAS_RULES, SAMPLES
@@ -24,9 +28,11 @@ _CHOOSERS = {
 }
 
 
-def choose(slots: Slots, logits: Array, rows: Array, *, variant: Variant) -> tuple[Slots, Array]:
+def choose(slots: Slots, logits: Array, rows: Array, *, variant: Variant, vocab_size: int) -> tuple[Slots, Array]:
     """The slots that know their new tokens, and the tokens [R] int32, negative where the logits were of no use."""
     columns = _columns(rows)
+    if variant != Variant.GREEDY:
+        logits = whole(logits, vocab_size)
     sampling = SamplingRows(
         temperature=columns["temperature"],
         top_p=columns["top_p"],
@@ -40,8 +46,12 @@ def choose(slots: Slots, logits: Array, rows: Array, *, variant: Variant) -> tup
     return Slots(last_token=last_token, page_table=slots.page_table), jnp.where(usable, tokens, -1)
 
 
-def process(history: History, logits: Array, rows: Array) -> Array:
+def process(history: History, logits: Array, rows: Array, *, vocab_size: int) -> Array:
     """Logits with each row's penalties, biases and bans."""
+    return share(_processed(history, whole(logits, vocab_size), rows))
+
+
+def _processed(history: History, logits: Array, rows: Array) -> Array:
     columns = _columns(rows)
     slot = columns["slot"]
     # A request without rules of its own may sit where one with rules sat before.
@@ -77,18 +87,21 @@ def remember(history: History, rows: Array, tokens: Array) -> History:
     )
 
 
-def score(logits: Array, tokens: Array) -> Array:
+def score(logits: Array, tokens: Array, *, vocab_size: int) -> Array:
     """What `pack_logprobs` says of the tokens chosen; of those of no use, anything."""
-    return pack_logprobs(logits, jnp.maximum(tokens, 0))
+    return pack_logprobs(whole(logits, vocab_size), jnp.maximum(tokens, 0))
 
 
-def choose_any(slots: Slots, history: History, logits: Array, rows: Array) -> tuple[Slots, History, Array, Array]:
+def choose_any(
+    slots: Slots, history: History, logits: Array, rows: Array, *, vocab_size: int
+) -> tuple[Slots, History, Array, Array]:
     """All of it, but for what no row asks for: the new slots and history, the tokens, and what `score` says."""
+    logits = whole(logits, vocab_size)
     asked = jnp.any(_columns(rows)["flags"] & HAS_RULES > 0)
-    choices = lax.cond(asked, lambda: process(history, logits, rows), lambda: logits)
-    slots, tokens = choose(slots, choices, rows, variant=Variant.ANY)
-    nothing = jnp.zeros((logits.shape[0], 2 + 2 * min(MAX_LOGPROBS, logits.shape[1])), jnp.int32)
-    scores = lax.cond(asked, lambda: score(logits, tokens), lambda: nothing)
+    choices = lax.cond(asked, lambda: _processed(history, logits, rows), lambda: logits)
+    slots, tokens = choose(slots, choices, rows, variant=Variant.ANY, vocab_size=vocab_size)
+    nothing = jnp.zeros((logits.shape[0], 2 + 2 * min(MAX_LOGPROBS, vocab_size)), jnp.int32)
+    scores = lax.cond(asked, lambda: score(logits, tokens, vocab_size=vocab_size), lambda: nothing)
     return slots, remember(history, rows, tokens), tokens, scores
 
 

@@ -17,7 +17,7 @@ from hex_llm.runner.state import Slots
 class Computed:
     """What the programs that follow in the step need of it."""
 
-    logits: Array  # [R, V] float32
+    logits: Array  # [R, V] float32; where devices share the vocabulary, each has its part
     rows: Array  # [R, C] int32: the field of the input
     hidden: Array | None  # [T, D]: of every token, where there can be prompts
 
@@ -30,7 +30,7 @@ def forward(
     batch, last = _batch(fields, slots, layout)
     hidden, kv = decoder.forward(params, arch, kv, batch)
     last = jnp.pad(last, (0, layout.bucket.rows - layout.bucket.seqs))
-    logits = decoder.logits(params, arch, hidden[last])
+    logits = decoder.own_logits(params, arch, hidden[last])
     return kv, slots, Computed(logits, fields["rows"], None if layout.bucket.decode else hidden)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 from jax import export
 
+from hex_llm.parallel.backend import backend
 from hex_llm.runner.programs import Program, Programs, name_of
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ def _surroundings() -> list[str]:
     about = [getattr(device, name, None) for name in ("device_kind", "core_count", "compute_capability")]
     versions = f"{jax.__version__} {device.client.platform_version}"
     settings = [f"{name}={value}" for name, value in sorted(jax.config.values.items()) if "cache" not in name]
-    return [versions, f"{jax.default_backend()} {about} {jax.device_count()}", *settings]
+    return [versions, f"{backend()} {about} {jax.device_count()}", *settings]
 
 
 def _export(function: Callable, arguments: tuple[Any, ...], path: Path) -> export.Exported | None:

@@ -1,5 +1,6 @@
 """How much of the device's memory the KV cache gets."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,18 +34,21 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of a device, in bytes: all there are for us, and those in use already."""
+    """Of each device, in bytes: all there are for us, and those in use already."""
 
     total: int
     used: int
     kv_limit: int | None = None  # of the host's memory: what the KV cache takes at most, but for the longest sequence
 
     @classmethod
-    def of(cls, device: Any) -> "Memory":  # a jax.Device
-        if stats := device.memory_stats():
-            return cls(stats["bytes_limit"], stats["bytes_in_use"])
-        free = _free_host_memory()
-        return cls(free, 0, min(free // 2, MAX_CPU_KV))
+    def of(cls, devices: Sequence[Any]) -> "Memory":  # jax.Device
+        """Of the one that has the least left. The devices of a CPU share the host's."""
+        stats = [device.memory_stats() for device in devices]
+        if all(stats):
+            least = min(stats, key=lambda each: each["bytes_limit"] - each["bytes_in_use"])
+            return cls(least["bytes_limit"], least["bytes_in_use"])
+        free = _free_host_memory() // len(devices)
+        return cls(free, 0, min(free // 2, MAX_CPU_KV // len(devices)))
 
 
 def plan_blocks(

@@ -11,11 +11,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hex_llm.models.arch import Arch
+from hex_llm.models.split import Split
+from hex_llm.parallel.sharding import PAGES, VOCABULARY, WHOLE
 from hex_llm.runner.buckets import Bucket, Buckets, Variant
 from hex_llm.runner.choose import choose, choose_any, process, remember, score
-from hex_llm.runner.forward import forward
+from hex_llm.runner.forward import Computed, forward
 from hex_llm.runner.layout import COLUMNS, Layout, Shapes
 from hex_llm.runner.logprobs import prompt_logprobs
 from hex_llm.runner.state import History, Slots, admit, empty_history, empty_slots, packed_admission_size
@@ -83,65 +86,104 @@ class Programs:
 
     arch: Arch
     shapes: Shapes
-    params: Any  # their shapes
+    params: Any  # their shapes, and how they are spread
     dtype: Any  # of the keys and values
+    mesh: Mesh
 
     @property
     def kv(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        shapes, arch = self.shapes, self.arch
-        page = (shapes.num_pages, 2, arch.num_kv_heads, shapes.page_size, arch.head_dim)
-        return (jax.ShapeDtypeStruct(page, self.dtype),) * arch.num_layers
+        shapes, split = self.shapes, Split.over(self.arch, self.mesh)
+        page = (shapes.num_pages, 2, split.kv_heads * split.num_devices, shapes.page_size, self.arch.head_dim)
+        return (self._array(page, self.dtype, PAGES),) * self.arch.num_layers
 
     @property
     def slots(self) -> Slots:
-        return jax.eval_shape(partial(empty_slots, self.shapes))
+        return jax.tree.map(self._same, jax.eval_shape(partial(empty_slots, self.shapes)))
 
     @property
     def history(self) -> History:
-        return jax.eval_shape(partial(empty_history, self.shapes))
+        return jax.tree.map(self._same, jax.eval_shape(partial(empty_history, self.shapes)))
+
+    @property
+    def is_split(self) -> bool:
+        """Whether several devices share the work."""
+        return self.mesh.size > 1
 
     def function(self, program: Program) -> Callable:
+        """What a program computes; where devices share the work, each on its share of the arrays."""
+        function = self._own_function(program)
+        if not self.is_split:
+            return function
+        arguments, _ = self.arguments(program)
+        specs = jax.tree.map(lambda array: array.sharding.spec, arguments)
+        results = self._results(program)
+        return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=results, check_vma=False)
+
+    def _own_function(self, program: Program) -> Callable:
+        vocab_size = self.arch.vocab_size
         match program:
             case Forward(bucket):
                 return partial(forward, arch=self.arch, layout=Layout(bucket, self.shapes))
             case Choose(_, variant):
-                return partial(choose, variant=variant)
+                return partial(choose, variant=variant, vocab_size=vocab_size)
             case Process():
-                return process
+                return partial(process, vocab_size=vocab_size)
             case Remember():
                 return remember
             case Score():
-                return score
+                return partial(score, vocab_size=vocab_size)
             case ChooseAny():
-                return choose_any
+                return partial(choose_any, vocab_size=vocab_size)
             case ScorePrompt():
                 return partial(prompt_logprobs, arch=self.arch)
             case Admit():
                 return admit
 
+    def _results(self, program: Program) -> Any:
+        """How they are spread: prefixes of their trees."""
+        match program:
+            case Forward(bucket):
+                computed: Any = (VOCABULARY, WHOLE, None if bucket.decode else WHOLE)
+                return PAGES, WHOLE, Computed(*computed)
+            case Process():
+                return VOCABULARY
+            case _:
+                return WHOLE
+
     def arguments(self, program: Program) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         """Their shapes, and the places of those that are donated."""
         match program:
             case Forward(bucket):
-                return (self.params, self.kv, self.slots, _words(Layout(bucket, self.shapes).size)), (1, 2)
+                return (self.params, self.kv, self.slots, self._words(Layout(bucket, self.shapes).size)), (1, 2)
             case Choose(rows, _):
-                return (self.slots, self._logits(rows), _words(rows, len(COLUMNS))), (0,)
+                return (self.slots, self._logits(rows), self._words(rows, len(COLUMNS))), (0,)
             case Process(rows):
-                return (self.history, self._logits(rows), _words(rows, len(COLUMNS))), ()
+                return (self.history, self._logits(rows), self._words(rows, len(COLUMNS))), ()
             case Remember(rows):
-                return (self.history, _words(rows, len(COLUMNS)), _words(rows)), (0,)
+                return (self.history, self._words(rows, len(COLUMNS)), self._words(rows)), (0,)
             case Score(rows):
-                return (self._logits(rows), _words(rows)), ()
+                return (self._logits(rows), self._words(rows)), ()
             case ChooseAny(rows):
-                return (self.slots, self.history, self._logits(rows), _words(rows, len(COLUMNS))), (0, 1)
+                return (self.slots, self.history, self._logits(rows), self._words(rows, len(COLUMNS))), (0, 1)
             case ScorePrompt(tokens):
-                hidden = jax.ShapeDtypeStruct((tokens, self.arch.embed_size), self.params.embed.dtype)
-                return (self.params, hidden, _words(tokens + 1)), ()
+                hidden = self._array((tokens, self.arch.embed_size), self.params.embed.dtype)
+                return (self.params, hidden, self._words(tokens + 1)), ()
             case Admit():
-                return (self.history, _words(packed_admission_size(self.shapes))), (0,)
+                return (self.history, self._words(packed_admission_size(self.shapes))), (0,)
 
     def _logits(self, rows: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((rows, self.arch.vocab_size), jnp.float32)
+        split = Split.over(self.arch, self.mesh)
+        return self._array((rows, split.size("vocab")), jnp.float32, VOCABULARY)
+
+    def _words(self, *shape: int) -> jax.ShapeDtypeStruct:
+        return self._array(shape, jnp.int32)
+
+    def _same(self, array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        """The same on every device."""
+        return self._array(array.shape, array.dtype)
+
+    def _array(self, shape: tuple[int, ...], dtype: Any, spec: PartitionSpec = WHOLE) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, spec) if self.is_split else None)
 
 
 def all_programs(buckets: Buckets) -> Iterator[Program]:
@@ -161,10 +203,6 @@ def choosing_programs(rows: int, variants: Sequence[Variant]) -> list[Program]:
         return [ChooseAny(rows)]
     choices = [Choose(rows, variant) for variant in variants if variant <= Variant.FILTERED]
     return [*choices, Process(rows), Remember(rows), Score(rows)]
-
-
-def _words(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
 def name_of(program: Program) -> str:

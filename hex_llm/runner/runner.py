@@ -35,9 +35,11 @@ class DeviceRunner:
         programs = compiler.programs
         self._shapes = programs.shapes
         self._packer = Packer(programs.shapes, buckets)
-        self._kv: tuple[Array, ...] = tuple(jnp.zeros(page.shape, page.dtype) for page in programs.kv)
-        self._slots = jax.jit(partial(empty_slots, programs.shapes))()
-        self._history = jax.jit(partial(empty_history, programs.shapes))()
+        self._kv: tuple[Array, ...] = tuple(
+            _made(partial(jnp.zeros, each.shape, each.dtype), each) for each in programs.kv
+        )
+        self._slots = _made(partial(empty_slots, programs.shapes), programs.slots)
+        self._history = _made(partial(empty_history, programs.shapes), programs.history)
 
     def dispatch(self, step: Sequence[Slice]) -> "PendingOutput":
         packed = self._packer.pack(step)
@@ -91,6 +93,11 @@ class DeviceRunner:
 
     def _score_prompt(self, bucket: Bucket, computed: Computed, targets: np.ndarray) -> Array:
         return self._compiler.get(ScorePrompt(bucket.tokens))(self._params, computed.hidden, targets)
+
+
+def _made(make: Callable[[], Any], wanted: Any) -> Any:
+    """What `make` gives, on the devices where it is wanted."""
+    return jax.jit(make, out_shardings=jax.tree.map(lambda array: array.sharding, wanted))()
 
 
 @dataclass(frozen=True, slots=True)

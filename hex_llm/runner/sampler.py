@@ -17,6 +17,7 @@ from jax import Array, lax
 
 from hex_llm.kernels.reach.api import reach
 from hex_llm.kernels.reach.filters import ALL, Filters, beside, depth
+from hex_llm.parallel.manual import device_index, is_split, join_over_devices
 from hex_llm.pytree import pytree
 from hex_llm.runner.threefry import threefry
 
@@ -51,9 +52,16 @@ class _Chunks:
 
 
 def choose_greedy(logits: Array, rows: SamplingRows) -> tuple[Array, Array]:
-    """For rows that are all greedy."""
+    """For rows that are all greedy. Each device may have its own part of the vocabulary: only the likeliest of that
+    goes to the others."""
     chunks = _cut(logits)
-    return _likeliest(chunks), chunks.usable
+    tokens, peaks = _likeliest(chunks), jnp.max(chunks.peaks, axis=-1)
+    if is_split():
+        tokens, peaks = tokens + device_index() * logits.shape[1], peaks[None]
+        peaks, tokens = (join_over_devices(x, axis=0) for x in (peaks, tokens[None]))
+        best = jnp.argmax(peaks, axis=0)[None]  # of equal ones the first, as in a vocabulary that is whole
+        tokens, peaks = (jnp.take_along_axis(x, best, axis=0)[0] for x in (tokens, peaks))
+    return tokens, jnp.isfinite(peaks)
 
 
 def choose_drawn(logits: Array, rows: SamplingRows) -> tuple[Array, Array]:

@@ -5,6 +5,7 @@ import os
 import jax
 
 from hex_llm.kernels import chain
+from hex_llm.parallel.backend import backend
 from hex_llm.runner.programs import Forward, Program, Programs
 
 # Of a GPU's memory. JAX's own choice is 0.75; the rest is for CUDA itself, its libraries and its graphs.
@@ -18,7 +19,7 @@ def prepare_environment() -> None:
 
 
 def compiler_options(programs: Programs, program: Program) -> dict[str, bool | int | str] | None:
-    if jax.default_backend() != "gpu":
+    if backend() != "gpu":
         return None
     # A profile shall show what runs without one.
     options: dict[str, bool | int | str] = {"xla_enable_command_buffers_during_profiling": True}
@@ -33,7 +34,7 @@ def compiler_options(programs: Programs, program: Program) -> dict[str, bool | i
 
 def _is_chain(programs: Programs, tokens: int) -> bool:
     arch = programs.arch
-    if arch.o_bias or arch.mlp_bias or arch.num_experts:
+    if programs.is_split or arch.o_bias or arch.mlp_bias or arch.num_experts:
         return False
     q = jax.ShapeDtypeStruct((tokens, arch.num_heads, arch.head_dim), programs.params.embed.dtype)
     return chain.whole(q, programs.kv[0], embed=arch.embed_size, mlp=arch.mlp_size)

@@ -175,9 +175,14 @@ class _Now(Collector):
             "Tokens that a replica still has to compute for this process, as far as that can be known.",
             labels=("replica",),
         )
+        restarts = CounterMetricFamily(
+            f"{PREFIX}replica_restarts", "Times that a replica has come back.", labels=("replica",)
+        )
         for each in self._engine.replicas:
+            restarts.add_metric((str(each.index),), max(each.num_joined - 1, 0))
             up.add_metric((str(each.index),), each.is_up)
             outstanding.add_metric((str(each.index),), each.num_outstanding)
+        yield restarts
         yield up
         yield outstanding
         stats = self._engine.stats

@@ -48,7 +48,9 @@ def supervise(config: Config, listener: socket.socket, doors: Sequence[socket.so
 def _start(config: Config, folder: str, index: int, files: tuple[int, int], key: bytes) -> subprocess.Popen[bytes]:
     words = [msgspec.json.encode(config).decode(), *map(str, (*files, index))]
     environment = {"PROMETHEUS_MULTIPROC_DIR": folder, CLUSTER_KEY: key.decode()}
-    return start_child("hex_llm.server.front", words, files, secrets=True, stdout=subprocess.PIPE, **environment)
+    return start_child(
+        "hex_llm.server.front", words, files, secrets=True, stdout=subprocess.PIPE, environment=environment
+    )
 
 
 def _wait(

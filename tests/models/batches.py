@@ -12,12 +12,15 @@ from jax.sharding import PartitionSpec
 from hex_llm.kernels.batch import Batch
 from hex_llm.models import decoder
 from hex_llm.models.arch import Arch
+from hex_llm.models.split import Split
 from hex_llm.models.weights import build
-from hex_llm.parallel.mesh import TENSOR
+from hex_llm.parallel.sharding import PAGES
 
 
-def empty_pages(arch: Arch, *, num_pages: int, page_size: int, dtype=jnp.float32) -> tuple[Array, ...]:
-    shape = (num_pages, 2, arch.num_kv_heads, page_size, arch.head_dim)
+def empty_pages(
+    arch: Arch, *, num_pages: int, page_size: int, dtype=jnp.float32, num_devices: int = 1
+) -> tuple[Array, ...]:
+    shape = (num_pages, 2, Split(arch, num_devices).kv_heads * num_devices, page_size, arch.head_dim)
     return tuple(jnp.zeros(shape, dtype) for _ in range(arch.num_layers))
 
 
@@ -72,7 +75,7 @@ def run(model, kv, batch, *, arch, mesh=None):
     if mesh is None:
         return step(model, kv, batch)
     weights = build(type(model), arch, lambda spec: spec.sharding(mesh).spec)
-    pages = (PartitionSpec(None, None, TENSOR),) * arch.num_layers
+    pages = (PAGES,) * arch.num_layers
     specs = (weights, pages, PartitionSpec())
     return jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=(PartitionSpec(), pages), check_vma=False)(
         model, kv, batch

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from tests.parity.many_devices import ManyDevices
 from tests.parity.oracle import Oracle, OracleMissingError
-from tests.parity.two_devices import TwoDevices
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +21,7 @@ def oracle(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def two_devices(tmp_path_factory):
-    process = TwoDevices(tmp_path_factory.mktemp("two_devices"))
+def many_devices(tmp_path_factory):
+    process = ManyDevices(tmp_path_factory.mktemp("many_devices"))
     yield process
     process.close()

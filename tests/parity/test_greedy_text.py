@@ -34,6 +34,18 @@ def test_greedy_text_equals_that_of_transformers_over_64_tokens(oracle, variant)
     assert [tokens(outputs) for outputs in run(engine, *[(prompt, GREEDY) for prompt in prompts])] == expected
 
 
+FAMILIES = ["multi-head", "phi3-window", "smollm3", *OTHERS]
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_greedy_text_of_2_4_and_8_devices_equals_that_of_transformers(oracle, many_devices, variant):
+    """Also where there are more devices than heads of keys and values, or the devices do not divide the heads."""
+    folder = oracle.make(variant)
+    prompts = [np.random.default_rng(0).integers(3, 316, length).tolist() for length in (1, 20, 32)]
+    expected = [oracle.generate(folder, prompt, 24) for prompt in prompts]
+    assert [many_devices.greedy(folder, number, prompts, 24) for number in (2, 4, 8)] == [expected] * 3
+
+
 def test_a_sequence_that_grows_beyond_the_switch_is_continued_as_one_that_was_long_all_the_time(oracle):
     """Compared with forward passes over all tokens, which transformers' own generate differs from here."""
     folder = oracle.make("phi3-beyond-the-switch")

@@ -10,6 +10,7 @@ import pytest
 from jaxlib import xla_client
 
 from hex_llm.kernels.chain import MAX_TOKENS
+from hex_llm.parallel.mesh import make_mesh
 from hex_llm.runner import xla_options
 from hex_llm.runner.buckets import Buckets
 from hex_llm.runner.programs import Forward, Program, Programs, all_programs
@@ -28,7 +29,7 @@ def compiler_options(program: Program, dtype=jnp.bfloat16, **changes: int) -> di
     biases = {"qkv_bias": False, "o_bias": False, "mlp_bias": False}
     arch: Any = SimpleNamespace(**ARCH | {"num_layers": 1, "num_experts": 0} | biases | changes)
     shapes: Any = SimpleNamespace(num_pages=10, page_size=32)
-    programs = Programs(arch, shapes, params, dtype)
+    programs = Programs(arch, shapes, params, dtype, make_mesh())
     return xla_options.compiler_options(programs, program) or {}
 
 

@@ -1,10 +1,10 @@
 """The experts of a layer: which implementation, where."""
 
-import jax
 from jax import Array
 
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.hopper import is_hopper
+from hex_llm.parallel.backend import backend
 
 
 def experts(
@@ -29,7 +29,7 @@ def _implementation(x: Array, gate_up: Array, down: Array):
 
         if gpu.supports(x, gate_up, down):
             return gpu.experts
-    if jax.default_backend() == "tpu":
+    if backend() == "tpu":
         from hex_llm.kernels.grouped_matmul import tpu
 
         if tpu.supports(x, gate_up, down):

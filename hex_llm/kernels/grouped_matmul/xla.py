@@ -3,12 +3,12 @@
 The work follows the rows: an expert that nobody has chosen is not read, and a loop has no more turns than tiles.
 """
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from hex_llm.kernels.activation import Activation, gated
 from hex_llm.kernels.grouped_matmul.groups import combine, group_rows
+from hex_llm.parallel.backend import backend
 
 LARGEST_TILE = 128
 
@@ -52,7 +52,7 @@ def _tile(tokens: int, k: int, num_experts: int) -> int:
 
 
 def _product(rows: Array, weight: Array) -> Array:
-    if rows.shape[0] == 1 and weight.dtype.itemsize < 4 and jax.default_backend() == "cpu":
+    if rows.shape[0] == 1 and weight.dtype.itemsize < 4 and backend() == "cpu":
         # As in `layers.linear`: a product would write out a float32 copy of the weight first.
         return jnp.sum(weight.astype(jnp.float32) * rows.astype(jnp.float32), axis=1)[None, :]
     return lax.dot_general(rows, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import jax
 from jax import Array
 
 from hex_llm.kernels.batch import Batch
@@ -12,6 +11,7 @@ from hex_llm.kernels.hopper import is_hopper
 from hex_llm.kernels.paged_attention import reference, xla
 from hex_llm.kernels.paged_attention.write import write_pages
 from hex_llm.kernels.window import Window
+from hex_llm.parallel.backend import backend
 
 BEST = {"cpu": "xla", "gpu": "xla", "tpu": "xla"}  # where it is no Hopper GPU
 
@@ -40,7 +40,7 @@ def attend(q: Array, pages: Array, batch: Batch, *, implementation: str | None =
 
 
 def _best() -> str:
-    return "gpu" if is_hopper() else BEST[jax.default_backend()]
+    return "gpu" if is_hopper() else BEST[backend()]
 
 
 def _implementation(name: str) -> Callable:

@@ -1,0 +1,96 @@
+"""A program for the parity tests: models on some of eight virtual devices. Tasks come in as lines of JSON.
+
+In a process of its own, because how many devices there are is settled when JAX starts.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+NUM_DEVICES = 8
+
+
+class ManyDevices:
+    """The near end of the process."""
+
+    def __init__(self, folder: Path):
+        self._out = folder / "logits.npy"
+        flags = {
+            "JAX_NUM_CPU_DEVICES": str(NUM_DEVICES),
+            # With fewer threads than devices need, XLA's CPU backend can wait for itself.
+            "NPROC": "40",
+            "PJRT_NPROC": "40",
+            # What is tested is what the programs mean, not how well they are compiled, which takes much longer.
+            "XLA_FLAGS": "--xla_backend_optimization_level=0",
+            "PYTHONPATH": str(ROOT),
+        }
+        self._errors = (folder / "stderr.txt").open("w")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.parity.many_devices"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | flags,
+        )
+
+    def logits(self, folder: Path, num_devices: int) -> np.ndarray:
+        """As `test_logits.logits_of`."""
+        self._ask("logits", str(folder), num_devices, str(self._out))
+        return np.load(self._out)
+
+    def greedy(self, folder: Path, num_devices: int, prompts: Sequence[Sequence[int]], length: int) -> list[list[int]]:
+        """What an engine goes on with after the prompts."""
+        return self._ask("greedy", str(folder), num_devices, prompts, length)
+
+    def _ask(self, *task: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(task) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, Path(self._errors.name).read_text()[-2000:]
+        answer = json.loads(line)
+        assert "error" not in answer, answer["error"]
+        return answer["result"]
+
+    def close(self) -> None:
+        self._process.communicate()
+        self._errors.close()
+
+
+def _logits(folder: str, num_devices: int, out: str) -> None:
+    from tests.parity.test_logits import load_model, logits_of
+
+    np.save(out, logits_of(*load_model(Path(folder), num_devices=num_devices)))
+
+
+def _greedy(folder: str, num_devices: int, prompts: list[list[int]], length: int) -> list[list[int]]:
+    from hex_llm.engine.request import SamplingParams
+    from tests.runner.engines import make_engine, run, tokens
+
+    sampling = SamplingParams(temperature=0, max_tokens=length)
+    engine = make_engine(Path(folder), dtype="float32", enable_chunked_prefill=True, tensor_parallel_size=num_devices)
+    return [tokens(outputs) for outputs in run(engine, *[(prompt, sampling) for prompt in prompts])]
+
+
+def main() -> None:
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        try:
+            answer = {"result": {"logits": _logits, "greedy": _greedy}[name](*arguments)}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
