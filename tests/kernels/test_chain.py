@@ -17,6 +17,7 @@ from hex_llm.layers.rope import Rope, rope_tables
 from hex_llm.models import decoder
 from hex_llm.models.arch import Arch, Kind
 from hex_llm.models.llama import Llama
+from hex_llm.models.split import Split
 from hex_llm.models.weights import build
 
 PAGE = 32
