@@ -1,5 +1,6 @@
 """`hex-llm serve` on a host other than 0, whose processes only write their task down: `agent_host.py FILE FLAGS`."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,10 @@ def start_instead(task: Task, environment: dict[str, str]) -> LocalChild:
         file.write(msgspec.json.encode({"task": task, "environment": environment}) + b"\n")
     ends = f"os._exit({task.replica})" if task.replica else "time.sleep(600)"
     code = f"import os, time; from hex_llm.process import begin_child; begin_child(); {ends}"
-    return LocalChild(subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL))
+    parent = {"HEX_LLM_PARENT": str(os.getpid())}
+    return LocalChild(
+        subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, env=os.environ | parent)
+    )
 
 
 if __name__ == "__main__":
