@@ -47,6 +47,7 @@ class Followers:
         self._silence = silence
         self._peers: dict[int, Peer[Failed]] = {}
         self._problem: str | None = None
+        self._ending = False
         self._changed = threading.Condition()
         try:
             self._listener = channel.listen(replica.address)
@@ -78,7 +79,8 @@ class Followers:
             peer.send(step)
 
     def end(self) -> None:
-        """The others end, too, without taking it for a loss."""
+        """The others end, too, and nobody takes it for a loss."""
+        self._ending = True
         for peer in self._peers.values():
             peer.send(End())
         for peer in self._peers.values():
@@ -123,8 +125,9 @@ class Followers:
         os._exit(message.exit_code)
 
     def _lose(self, rank: int, why: str) -> None:
-        self._say_of(rank, f"is lost: {why}.")
-        os._exit(ENGINE_DIED)
+        if not self._ending:
+            self._say_of(rank, f"is lost: {why}.")
+            os._exit(ENGINE_DIED)
 
     def _say_of(self, rank: int, what: str) -> None:
         with self._changed:
