@@ -131,7 +131,9 @@ class Config:
     )
     tensor_parallel_size: int = _engine(1, "Devices that share one copy of the model.")
     worker_distributed_method: Literal["mp", "ray"] = _engine(
-        "mp", "How engine processes are started: by multiprocessing or by Ray.", needs="the Ray launcher"
+        "mp",
+        "How engine processes are started: by this command itself (mp), or on a Ray cluster: the one that RAY_ADDRESS"
+        " names, else one that is started here. Ray is an extra: pip install 'hex-llm[ray]'.",
     )
     enable_jit: bool = _engine(True, "Compile the steps. Off only to debug a model: it is many times slower.")
     warmup: bool = _engine(
@@ -476,6 +478,7 @@ _FOOTER = """\
 |---|---|---|---|
 | `HEX_LLM_LOG_LEVEL` | a level of Python's `logging`, in any case | INFO | The least important lines to log. |
 | `HEX_LLM_VERBOSE_LOG` | true or false | false | Lines name process, thread and code; prompts are logged, cut. |
+| `HEXLLM_CLUSTER_KEY` | a text | none | With --num_hosts, what hosts prove with that they belong together; the same on all. |
 | `HEXLLM_API_KEYS` | keys, with commas between | none | API keys, as in --api_key_file. |
 | `AIP_HTTP_PORT` | a port | none | Set by Vertex AI: the port, where --port is not given. |
 | `AIP_HEALTH_ROUTE` | a path | none | Set by Vertex AI: another path for /ping. |

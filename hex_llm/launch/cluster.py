@@ -3,6 +3,7 @@
 import ipaddress
 import logging
 import os
+import secrets
 import socket
 from collections.abc import MutableMapping
 from dataclasses import dataclass
@@ -46,6 +47,26 @@ def several_hosts(config: Config, where: Place) -> Cluster:
     first = where.coordinator.port + 1 + 2 * config.data_parallel_size  # above those of replicas of several hosts
     doors = [f"tcp:{Address(address, first + index)}" for index in range(config.api_server_count)]
     return Cluster(launcher, placement, doors, key)
+
+
+def on_ray(config: Config) -> Cluster:
+    """Of Ray's nodes, --num_hosts are used."""
+    try:
+        # Only here: it is an extra, and takes long to import.
+        from hex_llm.launch.ray_launcher import RayLauncher, connect, devices_of_cluster
+    except ImportError as error:
+        raise ConfigError(
+            f"--worker_distributed_method=ray needs Ray, which is not installed ({error}): pip install 'hex-llm[ray]'."
+        ) from None
+    tensor, data = config.tensor_parallel_size, config.data_parallel_size
+    address = connect(data * config.num_hosts)
+    platform, available = devices_of_cluster(config.num_hosts)
+    if platform == "cpu" or os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
+        platform, available = "cpu", len(local_devices(os.environ))
+    placement = place(tensor=tensor, data=data, num_hosts=config.num_hosts, local_devices=available)
+    doors = [f"tcp:{Address(address, 0)}"] * config.api_server_count
+    key = os.environ.get(_KEY) or secrets.token_hex(32)
+    return Cluster(RayLauncher(placement, platform), placement, doors, key.encode())
 
 
 def cluster_key() -> bytes:

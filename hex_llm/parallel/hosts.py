@@ -36,7 +36,8 @@ def _keep_what_is_compiled() -> None:
     """JAX has only the first process of a world write to the compilation cache, as if all shared one. Each host has its
     own folder, and programs of its own: without this, a host that follows would compile everything at every start."""
     state = distributed.global_state
-    compiler.distributed = SimpleNamespace(global_state=SimpleNamespace(process_id=0, client=state.client))
+    seen = SimpleNamespace(global_state=SimpleNamespace(process_id=0, client=state.client))
+    compiler.distributed = seen  # pyright: ignore[reportPrivateImportUsage]
 
 
 def least_of_hosts(number: int) -> int:

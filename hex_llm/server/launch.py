@@ -12,9 +12,9 @@ import tempfile
 from hex_llm.channel import address_of, listen
 from hex_llm.config import Config
 from hex_llm.errors import ConfigError, PortError
-from hex_llm.launch.addresses import find_place
+from hex_llm.launch.addresses import Place, find_place
 from hex_llm.launch.agent import run_agent
-from hex_llm.launch.cluster import cluster_key, several_hosts, this_machine
+from hex_llm.launch.cluster import Cluster, cluster_key, on_ray, several_hosts, this_machine
 from hex_llm.launch.fleet import Fleet
 from hex_llm.process import CLUSTER_KEY, hold_signals
 from hex_llm.server.port_owner import port_owner
@@ -37,7 +37,7 @@ def serve(config: Config) -> int:
     check_keys(config, listener)
     check_open_files(config)
     with tempfile.TemporaryDirectory(prefix="hex-llm-") as folder:
-        cluster = several_hosts(config, where) if where else this_machine(config, folder)
+        cluster = _cluster(config, where, folder)
         hold_signals()  # until there is an event loop that takes them
         doors = [_open_door(address) for address in cluster.doors]
         environment = {CLUSTER_KEY: cluster.key.decode()} if cluster.key else {}
@@ -53,6 +53,12 @@ def serve(config: Config) -> int:
             for door in doors:
                 door.close()
             fleet.close()
+
+
+def _cluster(config: Config, where: Place | None, folder: str) -> Cluster:
+    if config.worker_distributed_method == "ray":
+        return on_ray(config)
+    return several_hosts(config, where) if where else this_machine(config, folder)
 
 
 def _open_door(address: str) -> socket.socket:
