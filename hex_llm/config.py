@@ -281,7 +281,8 @@ class Config:
     max_connections: int = _limit(4096, "Connections at a time, to each HTTP process.")
     max_queued_requests: int = _limit(
         1024,
-        "Sequences that may wait beyond the --max_decode_seqs that run; n and lists of prompts count each.",
+        "Sequences that may wait beyond the --max_decode_seqs that run in each engine; n and lists of prompts count"
+        " each.",
         at_least=0,
     )
     max_queued_tokens: int = _limit(

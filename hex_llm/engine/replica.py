@@ -26,10 +26,6 @@ class Replica:
     def is_up(self) -> bool:
         return self.belief is not None
 
-    def rank(self, cost: float) -> tuple[float, int, int]:
-        """The lowest is where a request should go that costs so much here, in outstanding tokens."""
-        return self.num_outstanding + cost, self.num_requests, self.last_sent
-
 
 class Load:
     """What one request weighs on the replica that has it.

@@ -27,9 +27,9 @@ from hex_llm.errors import EngineDead, HexError, Unavailable
 logger = logging.getLogger(__name__)
 
 MAX_REPLAYS = 2
-# How many outstanding tokens a token counts for that has to be computed anew: that is work lost for all, where a queue
-# that is somewhat longer only makes one wait.
-_RECOMPUTED = 4
+# How many outstanding tokens a token counts for that a replica has not cached: it makes the request wait as they do,
+# and it is work beside. So what has the same prompt as one that is being computed waits for that.
+_RECOMPUTED = 2
 _FIRST_MEAN = 256.0  # tokens of an answer, before any has ended
 _WINDOW = 64  # answers that the mean looks back on
 
@@ -202,10 +202,7 @@ class Router:
             return
         keys = self._keys(up[0], request)
         uncached = {each: _num_uncached(each, request, keys) for each in up}
-        there = min(
-            up,
-            key=lambda each: (each.num_outstanding + _RECOMPUTED * uncached[each], each.num_requests, each.last_sent),
-        )
+        there = min(up, key=lambda each: self._rank(each, uncached[each]))
         assert there.client is not None
         assert there.belief is not None
         waited = None if entry.group.begun else time.monotonic() - entry.arrival
@@ -217,6 +214,10 @@ class Router:
         num_answer = min(request.max_output - len(request.output), round(self._mean_length))
         entry.load = Load(there, uncached[there], num_answer)
         self.on_send(there.index, entry.num_replays > 0)
+
+    def _rank(self, replica: Replica, num_uncached: int) -> tuple[int, ...]:
+        """A request goes where it is lowest, given how much of the request would have to be computed there."""
+        return replica.num_outstanding + _RECOMPUTED * num_uncached, replica.num_requests, replica.last_sent
 
     def _hold(self, entry: "_Entry") -> None:
         self._held[entry.request.id] = entry
@@ -279,11 +280,12 @@ class _Group:
 class _Entry:
     """A request under way, and the sink that replicas see."""
 
-    __slots__ = ("_router", "arrival", "begun", "group", "load", "num_replays", "request", "sink")
+    __slots__ = ("_router", "_told", "arrival", "begun", "group", "load", "num_replays", "request", "sink")
 
     def __init__(self, router: Router, request: Request, sink: Sink, group: _Group):
         self._router = router
         self.request = request
+        self._told = request.output
         self.sink = sink
         self.group = group
         self.load: Load | None = None  # while a replica has it
@@ -303,12 +305,14 @@ class _Entry:
             self.sink.begin(waited)
 
     def take(self, output: Output) -> None:
-        """Runs for every token."""
-        request, load = self.request, self.load
-        request.output += output.tokens
-        request.num_cached = output.num_cached
+        """Runs for every token: what the client has been told is what a replay goes on from."""
+        request, load, told = self.request, self.load, self._told
+        told += output.tokens
         assert load is not None
-        load.move(request.max_output - len(request.output))
+        num_left = request.max_output - len(told)
+        if load.num_prompt or num_left < load.num_answer:
+            load.move(num_left)
+            request.num_cached = output.num_cached
         if output.finish_reason is not None:
             self._router._end(self, completed=output.finish_reason != FinishReason.ERROR)
         self.sink.take(output)

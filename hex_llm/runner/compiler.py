@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hex_llm.runner.lowering import Lowering
 from hex_llm.runner.programs import Program, Programs
+from hex_llm.runner.turns import turn
 from hex_llm.runner.xla_options import compiler_options
 
 logger = logging.getLogger(__name__)
@@ -95,9 +96,11 @@ class Compiler:
             self._report(1.0)
 
     def _compile(self, program: Program) -> Any:
-        with self._lock:  # it is all Python: side by side, each would only come later to what is not
-            lowered = self._lowering.lower(program)
-        return lowered.compile(compiler_options=compiler_options(self.programs, program))
+        path = self._lowering.path(program)
+        with turn(path and path.with_suffix(".lock")):
+            with self._lock:  # it is all Python: side by side, each would only come later to what is not
+                lowered = self._lowering.lower(program)
+            return lowered.compile(compiler_options=compiler_options(self.programs, program))
 
 
 def _uncompiled(function: Callable) -> Callable:

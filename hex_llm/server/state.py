@@ -44,9 +44,8 @@ class Server:
         self.phase = Phase.STARTING
         self.started = time.time()
         shares = config.api_server_count
-        self.admission = Admission(
-            -(-(config.max_decode_seqs + config.max_queued_requests) // shares), -(-config.max_queued_tokens // shares)
-        )
+        sequences = config.data_parallel_size * config.max_decode_seqs + config.max_queued_requests
+        self.admission = Admission(-(-sequences // shares), -(-config.max_queued_tokens // shares))
         self._index = index
         self._ids = itertools.count()
         self._seeds = itertools.count(config.seed + (index << 40))

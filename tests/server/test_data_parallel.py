@@ -33,14 +33,18 @@ def server(folder, tmp_path_factory) -> Iterator[RunningServer]:
         yield server
 
 
+def tasks(server: RunningServer) -> dict[int, dict]:
+    """What the engines' processes were told, by their numbers."""
+    return {
+        pid: json.loads(line[line.index("{") :])
+        for pid, line in server.children().items()
+        if "hex_llm.engine_process" in line
+    }
+
+
 def engines(server: RunningServer) -> dict[int, int]:
     """The engines' processes, by replica."""
-    found = {}
-    for pid, line in server.children().items():
-        if "hex_llm.engine_process" in line:
-            task = json.loads(line[line.index("{") :])
-            found[task["replica"]] = pid
-    return found
+    return {task["replica"]: pid for pid, task in tasks(server).items()}
 
 
 def bodies(count: int = NUM_ASKED, tokens: int = 200) -> list[dict]:
@@ -193,18 +197,22 @@ def test_when_a_replica_goes_the_other_takes_over_and_it_comes_back(server, undi
 
 def test_sigterm_lets_requests_of_all_replicas_finish(server, undisturbed):
     children = engines(server)
+    door = Path(tasks(server)[children[0]]["fronts"][0].removeprefix("unix:"))
+    assert door.parent.stat().st_mode & 0o777 == 0o700
     load = load_both(server, children[0])
     os.kill(children[0], signal.SIGCONT)
     server.process.send_signal(signal.SIGTERM)
     assert load.answers() == undisturbed
     assert server.process.wait(10) == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in children.values())
+    assert not door.parent.exists()
 
 
 def test_several_http_processes_have_several_engines_and_end_when_all_of_these_are_killed(folder, tmp_path):
-    with running_server(
-        folder, tmp_path / "log", "--data_parallel_size=2", "--api_server_count=2", **TWO_DEVICES
-    ) as server:
+    flags = ["--data_parallel_size=2", "--api_server_count=2"]
+    with running_server(folder, tmp_path / "log", *flags, keys=["sk-one"], **TWO_DEVICES) as server:
+        for pid in engines(server).values():
+            assert b"sk-one" not in Path(f"/proc/{pid}/environ").read_bytes()
         expected = Load(server, bodies(8)).answers()
         load = Load(server, bodies(8))
         time.sleep(0.3)
@@ -220,6 +228,22 @@ def test_several_http_processes_have_several_engines_and_end_when_all_of_these_a
         assert server.process.wait(20) == 70
         for answer in asked._answers:
             assert answer.exception(10) is None or "engine_dead" in str(answer.exception())
+
+
+def test_a_replica_that_cannot_start_ends_the_server_with_its_reason(folder, tmp_path):
+    flags = ["--data_parallel_size=2", "--max_model_len=100000"]
+    with running_server(folder, tmp_path / "log", *flags, ready=False, **TWO_DEVICES) as server:
+        assert server.process.wait(60) == 2
+    assert "beyond the model's context length" in server.log.read_text().splitlines()[-1]
+
+
+def test_a_replica_that_is_killed_while_it_starts_ends_the_server(folder, tmp_path):
+    with running_server(folder, tmp_path / "log", "--data_parallel_size=2", ready=False, **TWO_DEVICES) as server:
+        wait_for(lambda: "Loading" in server.log.read_text(), 60, "no engine has got anywhere")
+        children = engines(server)
+        os.kill(children[1], signal.SIGKILL)
+        assert server.process.wait(20) == 70
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children.values())
 
 
 def test_more_replicas_than_devices_are_refused_at_once(folder):
