@@ -479,7 +479,7 @@ _FOOTER = """\
 |---|---|---|---|
 | `HEX_LLM_LOG_LEVEL` | a level of Python's `logging`, in any case | INFO | The least important lines to log. |
 | `HEX_LLM_VERBOSE_LOG` | true or false | false | Lines name process, thread and code; prompts are logged, cut. |
-| `HEXLLM_CLUSTER_KEY` | a text | none | With --num_hosts, what hosts prove with that they belong together; the same on all. |
+| `HEXLLM_CLUSTER_KEY` | a text | none | With --num_hosts: by it hosts know each other; the same on all. |
 | `HEXLLM_API_KEYS` | keys, with commas between | none | API keys, as in --api_key_file. |
 | `AIP_HTTP_PORT` | a port | none | Set by Vertex AI: the port, where --port is not given. |
 | `AIP_HEALTH_ROUTE` | a path | none | Set by Vertex AI: another path for /ping. |
