@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -114,6 +114,7 @@ class EngineHost:
         self._compiling_since = 0.0
         self._invariant_violations = 0
         self._ready = False
+        self.before_end: Callable[[], None] = lambda: None  # called when nobody is left to serve
         for each in self._connections:
             threading.Thread(target=self._read, args=(each,), daemon=True, name="read").start()
 
@@ -175,6 +176,7 @@ class EngineHost:
             with self._lock:
                 self._open -= 1
                 if not self._open:
+                    self.before_end()
                     # Nobody is left to serve, and the main thread may be in the middle of a compilation.
                     os._exit(0)
             self._inbox.put((connection, None))

@@ -12,11 +12,11 @@ import tempfile
 from hex_llm.channel import address_of, listen
 from hex_llm.config import Config
 from hex_llm.errors import ConfigError, PortError
+from hex_llm.launch.addresses import Place, find_place
+from hex_llm.launch.agent import run_agent
+from hex_llm.launch.cluster import Cluster, cluster_key, on_ray, several_hosts, this_machine
 from hex_llm.launch.fleet import Fleet
-from hex_llm.launch.local import LocalLauncher
-from hex_llm.launch.local_devices import local_devices
-from hex_llm.launch.placement import Replica, place
-from hex_llm.process import hold_signals
+from hex_llm.process import CLUSTER_KEY, hold_signals
 from hex_llm.server.port_owner import port_owner
 from hex_llm.server.start_checks import check_files, check_keys, check_open_files
 from hex_llm.server.supervise import supervise
@@ -27,41 +27,49 @@ BACKLOG = 2048
 def serve(config: Config) -> int:
     """Serves until it is told to stop; returns the exit code."""
     os.umask(0o077)
+    where = None
+    if config.num_hosts > 1 and config.worker_distributed_method == "mp":
+        where = find_place(config, os.environ)
+        if where.rank > 0:
+            return run_agent(config, where, cluster_key())
     listener = bind(config)
     check_files(config)
     check_keys(config, listener)
     check_open_files(config)
-    placement = _placement(config)
-    hold_signals()  # until there is an event loop that takes them
     with tempfile.TemporaryDirectory(prefix="hex-llm-") as folder:
-        doors = [_open_door(f"{folder}/{index}") for index in range(config.api_server_count)]
-        fleet = Fleet(config, LocalLauncher(), placement, [address_of(door) for door in doors])
+        cluster = _cluster(config, where, folder)
+        hold_signals()  # until there is an event loop that takes them
+        doors = [_open_door(address) for address in cluster.doors]
+        environment = {CLUSTER_KEY: cluster.key.decode()} if cluster.key else {}
+        fleet = Fleet(config, cluster.launcher, cluster.placement, [address_of(door) for door in doors], environment)
         try:
             if config.api_server_count > 1:
-                return supervise(config, listener, doors, b"", fleet)
+                return supervise(config, listener, doors, cluster.key, fleet)
             # Only now: what it imports would keep the engines waiting.
             from hex_llm.server.front import run_front
 
-            return run_front(config, listener, doors[0], b"", fleet=fleet)
+            return run_front(config, listener, doors[0], cluster.key, fleet=fleet)
         finally:
             for door in doors:
                 door.close()
             fleet.close()
 
 
-def _placement(config: Config) -> list[Replica]:
-    """Too few devices are found out before anything is started."""
-    tensor, data = config.tensor_parallel_size, config.data_parallel_size
-    available = len(local_devices(os.environ)) if tensor * data > 1 else 1
-    return place(tensor=tensor, data=data, num_hosts=1, local_devices=available)
+def _cluster(config: Config, where: Place | None, folder: str) -> Cluster:
+    if config.worker_distributed_method == "ray":
+        return on_ray(config)
+    return several_hosts(config, where) if where else this_machine(config, folder)
 
 
-def _open_door(path: str) -> socket.socket:
-    """Where an HTTP process takes engines in: in a folder that nobody else may look into."""
+def _open_door(address: str) -> socket.socket:
+    """Where an HTTP process takes engines in."""
     try:
-        return listen(f"unix:{path}")
-    except OSError as error:  # whose path is too long, for one
-        raise ConfigError(f"{path}: engines cannot connect there ({error}); TMPDIR names another folder.") from None
+        return listen(address)
+    except OSError as error:
+        if address.startswith("tcp:"):
+            raise PortError(f"Engines cannot connect at {address}: {error.strerror}.") from None
+        # Its path is too long, for one.
+        raise ConfigError(f"{address}: engines cannot connect there ({error}); TMPDIR names another folder.") from None
 
 
 def bind(config: Config) -> socket.socket:
