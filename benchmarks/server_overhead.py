@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 from typing import cast
@@ -26,11 +27,13 @@ import uvicorn
 import uvloop
 
 from hex_llm import frames, log
+from hex_llm.channel import address_of, call, listen
 from hex_llm.config import Config
 from hex_llm.engine.limits import Limits
 from hex_llm.engine.output import Output, Stats
 from hex_llm.engine.request import FinishReason
-from hex_llm.engine.wire import Abort, Add, Alive, Found, Ready, Stepped, ToEngine
+from hex_llm.engine.wire import Abort, Add, Alive, Found, Hello, Ready, Stepped, ToEngine
+from hex_llm.process import machine
 from hex_llm.server.front import run_front
 from hex_llm.server.h11_protocol import protocol_class
 from hex_llm.server.launch import bind
@@ -40,15 +43,16 @@ CONTEXT, VOCABULARY = 2048, 2048
 TOKEN = 300  # any that has a text
 
 
-def fake_engine(descriptor: int) -> None:
+def fake_engine(door: str) -> None:
     """Speaks for an engine: one token for every request in every step, as fast as they are read."""
-    connection = socket.socket(fileno=descriptor)
+    connection = call(door, b"").socket
     decoder = frames.Decoder[ToEngine](ToEngine)
     limits = Limits(
         vocab_size=VOCABULARY, max_model_len=CONTEXT, num_blocks=2**16, block_size=32, max_running=1024, max_prefills=1,
         step_tokens=8192,
     )  # fmt: skip
     send = lambda message: connection.sendall(frames.encode(message))  # noqa: E731
+    send(Hello(0, os.getpid(), machine()))
     send(Found(CONTEXT, VOCABULARY))
     send(Ready(limits, "none", "none"))
     left: dict[str, int] = {}
@@ -97,13 +101,12 @@ def ours(port: int) -> int:
     """The HTTP process, with the fake engine for its engine."""
     log.configure()
     config = Config(host="127.0.0.1", port=port, disable_log_requests=True)
-    connection, theirs = socket.socketpair()
-    engine = subprocess.Popen(
-        ["taskset", "-c", _others(), sys.executable, __file__, "--role=engine", f"--descriptor={theirs.fileno()}"],
-        pass_fds=[theirs.fileno()],
-    )
-    theirs.close()
-    return run_front(config, bind(config), connection, engine.pid)
+    with tempfile.TemporaryDirectory() as folder:
+        door = listen(f"unix:{folder}/door")
+        subprocess.Popen(
+            ["taskset", "-c", _others(), sys.executable, __file__, "--role=engine", f"--door={address_of(door)}"]
+        )
+        return run_front(config, bind(config), door, b"", fleet=None)
 
 
 def bare(port: int, events: int, event: bytes) -> None:
@@ -214,13 +217,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--port", type=int, default=7190)
     parser.add_argument("--role", choices=("engine", "ours", "bare"))
-    parser.add_argument("--descriptor", type=int)
+    parser.add_argument("--door")
     parser.add_argument("--events", type=int)
     parser.add_argument("--event-bytes", type=int)
     arguments = parser.parse_args()
     match arguments.role:
         case "engine":
-            fake_engine(arguments.descriptor)
+            fake_engine(arguments.door)
         case "ours":
             sys.exit(ours(arguments.port))
         case "bare":

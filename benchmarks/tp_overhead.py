@@ -70,19 +70,6 @@ def measure(name: str, num_devices: int, steps: Sequence[str] = STEPS) -> Iterat
     params = abstract(family(arch).weights, arch, mesh, jnp.float32)
     lowering = Lowering(Programs(arch, shapes, params, jnp.float32, mesh), None)
 
-    def row(step: str, program: Any, expected: dict[str, tuple[int, int]]) -> dict[str, Any]:
-        """`expected` are the number of collectives of each kind, and the bytes of each."""
-        found = collectives(lowering.lower(program).compile().as_text())
-        return {
-            "model": name,
-            "tp": num_devices,
-            "step": step,
-            "found": sorted((each.kind, each.bytes) for each in found),
-            "expected": sorted((kind, size) for kind, (count, size) in expected.items() for _ in range(count)),
-            "sent_per_layer": sum(each.sent for each in found if each.name.count("jit(") > 1) / LAYERS,
-            "sent": sum(each.sent for each in found),
-        }
-
     programs = {
         "decode": Forward(Bucket(DECODES, DECODES, DECODES, True)),
         "prompt": Forward(Bucket(PROMPT, 8, DECODES, False)),
@@ -96,7 +83,7 @@ def measure(name: str, num_devices: int, steps: Sequence[str] = STEPS) -> Iterat
         "choose drawn": ("all-gather", 1, DECODES * _padded(arch, num_devices)),
     }
     for step in steps:
-        found = collectives(lowering.lower(programs[step]).compile().as_text())
+        found = collectives(lowering.lower(programs[step]).compile().as_text() or "")
         kind, count, words = expected[step]
         yield {
             "model": name,
@@ -114,7 +101,7 @@ def _padded(arch: Any, num_devices: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("models", nargs="*", default=MODELS)
     parser.add_argument("--tp", type=int, default=8)
     parser.add_argument("--steps", nargs="+", default=STEPS, choices=STEPS)

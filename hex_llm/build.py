@@ -27,6 +27,7 @@ from hex_llm.models.arch import Arch, Kind
 from hex_llm.models.registry import family
 from hex_llm.models.weights import abstract, bytes_per_device
 from hex_llm.parallel.backend import backend
+from hex_llm.parallel.hosts import least_of_hosts
 from hex_llm.parallel.mesh import make_mesh
 from hex_llm.runner.buckets import SEPARATE, TOGETHER, Buckets
 from hex_llm.runner.cache_folder import use_cache
@@ -35,7 +36,7 @@ from hex_llm.runner.kernel_checks import check_attention
 from hex_llm.runner.layout import Shapes
 from hex_llm.runner.memory import Memory, Needs, Share, plan_blocks
 from hex_llm.runner.programs import Forward, Program, Programs, ScorePrompt, all_programs, choosing_programs
-from hex_llm.runner.runner import DeviceRunner
+from hex_llm.runner.runner import Announce, DeviceRunner
 from hex_llm.runner.xla_options import prepare_environment
 from hex_llm.source import model_source, tokenizer_folder
 
@@ -103,12 +104,17 @@ def _tell_nobody(phase: str, share: float) -> None:
     pass
 
 
-def build_engine(config: Config, model: Model, report: Report = _tell_nobody) -> Engine:
-    runner, limits = build_runner(config, model, report)
+def build_engine(
+    config: Config, model: Model, report: Report = _tell_nobody, announce: Announce | None = None
+) -> Engine:
+    """Where there are other hosts, `announce` tells them of every step."""
+    runner, limits = build_runner(config, model, report, announce)
     return Engine(runner, limits, max_in_flight=1 if config.async_scheduling else 0)
 
 
-def build_runner(config: Config, model: Model, report: Report = _tell_nobody) -> tuple[DeviceRunner, Limits]:
+def build_runner(
+    config: Config, model: Model, report: Report = _tell_nobody, announce: Announce | None = None
+) -> tuple[DeviceRunner, Limits]:
     """Plans memory, compiles, loads: whatever cannot work fails before anything large is allocated."""
     started = time.monotonic()
     use_cache(config.compilation_cache, config.cache_folder)
@@ -136,7 +142,7 @@ def build_runner(config: Config, model: Model, report: Report = _tell_nobody) ->
         weights = weights or load_weights()
         report(WEIGHTS, 1.0)
         with _phase(f"Allocated the KV cache of {limits.kv_tokens} tokens", partial(report, KV_CACHE)):
-            runner = DeviceRunner(weights, buckets, compiler)
+            runner = DeviceRunner(weights, buckets, compiler, announce)
     if config.warmup and config.enable_jit and backend() != "cpu":
         runner.rehearse(buckets)
     logger.info(
@@ -166,9 +172,7 @@ class Plan:
 
     compiler: Compiler  # of programs for as many KV blocks as there are to be
     needs: Needs
-    measured: (
-        Compiler  # that has the largest programs compiled, where that was done, for no fewer blocks if they fitted
-    )
+    measured: Compiler  # that has the largest programs compiled, where that was done
 
 
 def plan_memory(
@@ -189,7 +193,7 @@ def plan_memory(
         return Compiler(programs, folder=lowered, jit=config.enable_jit, report=partial(report, COMPILING))
 
     def fill(needs: Needs) -> int:
-        return plan_blocks(
+        blocks = plan_blocks(
             memory,
             needs,
             Share(config.hbm_utilization_factor, config.gpu_memory_utilization),
@@ -199,6 +203,7 @@ def plan_memory(
             most_blocks=_usable_blocks(config, model),
             num_blocks=config.num_blocks,
         )
+        return least_of_hosts(blocks)  # all have the same shapes
 
     one_page = compiler_for(1).programs
     check_attention(one_page)

@@ -105,16 +105,35 @@ class Config:
         0, "Where the random numbers of requests without a seed of their own begin.", at_least=0, at_most=2**32 - 1
     )
 
-    num_hosts: int = _engine(1, "Machines that hold one model together.", needs="multi-host serving")
+    num_hosts: int = _engine(
+        1, "Machines that serve together, each of which runs the same command. With Ray, one command is enough."
+    )
+    coordinator_address: str | None = _engine(
+        None,
+        "HOST:PORT of host 0, with --num_hosts: its address that the other hosts reach, and the first of the ports for"
+        " the connections between them. Without it, what the environment of a TPU's host says, and port 7090.",
+    )
+    host_rank: int | None = _engine(
+        None,
+        "Which of --num_hosts this host is, from 0; host 0 answers HTTP. Without it, what the environment of a TPU's"
+        " host says.",
+        at_least=0,
+    )
     disagg_topo: str | None = _engine(
         None,
         "Separate engines for prompts and for decoding, as two counts: 3,1 is three and one.",
         needs="disaggregated serving",
     )
-    data_parallel_size: int = _engine(1, "Engines with a copy of the model each.", needs="data parallelism")
+    data_parallel_size: int = _engine(
+        1,
+        "Engines with a copy of the model each, on --tensor_parallel_size devices each. A request goes to one of them;"
+        " where one is lost, the others take over and it is started again.",
+    )
     tensor_parallel_size: int = _engine(1, "Devices that share one copy of the model.")
     worker_distributed_method: Literal["mp", "ray"] = _engine(
-        "mp", "How engine processes are started: by multiprocessing or by Ray.", needs="the Ray launcher"
+        "mp",
+        "How engine processes are started: by this command itself (mp), or on a Ray cluster: the one that RAY_ADDRESS"
+        " names, else one that is started here. Ray is an extra: pip install 'hex-llm[ray]'.",
     )
     enable_jit: bool = _engine(True, "Compile the steps. Off only to debug a model: it is many times slower.")
     warmup: bool = _engine(
@@ -262,7 +281,8 @@ class Config:
     max_connections: int = _limit(4096, "Connections at a time, to each HTTP process.")
     max_queued_requests: int = _limit(
         1024,
-        "Sequences that may wait beyond the --max_decode_seqs that run; n and lists of prompts count each.",
+        "Sequences that may wait beyond the --max_decode_seqs that run in each engine; n and lists of prompts count"
+        " each.",
         at_least=0,
     )
     max_queued_tokens: int = _limit(
@@ -297,6 +317,7 @@ class Config:
                 )
         if self.gpu_memory_utilization is not None and self.hbm_utilization_factor != _DEFAULT_SHARE:
             raise _two_shares(self.hbm_utilization_factor, self.gpu_memory_utilization)
+        self._check_hosts()
         if self.enable_prefix_cache_hbm and self.prefill_len_padding % self.block_size:
             raise ConfigError(
                 f"--prefill_len_padding={self.prefill_len_padding} must be a multiple of"
@@ -304,6 +325,18 @@ class Config:
                 " and reported in whole paddings."
             )
         self._check_step_tokens()
+
+    def _check_hosts(self) -> None:
+        for name in ("coordinator_address", "host_rank"):
+            value = getattr(self, name)
+            if value is not None and self.num_hosts == 1:
+                raise ConfigError(f"--{name}={value} is for --num_hosts above 1.")
+            if value is not None and self.worker_distributed_method == "ray":
+                raise ConfigError(f"--{name}={value}: with --worker_distributed_method=ray, Ray knows the hosts.")
+        if self.host_rank is not None and self.host_rank >= self.num_hosts:
+            raise ConfigError(
+                f"--host_rank={self.host_rank} is not below --num_hosts={self.num_hosts}; ranks begin at 0."
+            )
 
     def _check_step_tokens(self) -> None:
         tokens = self.max_num_batched_tokens
@@ -327,6 +360,10 @@ class Config:
                 f"--max_model_len={self.max_model_len} is beyond the model's context length of {context} tokens."
             )
         return self.max_model_len or context
+
+    def of_engine(self) -> dict[str, Any]:
+        """The settings that are not those of the server."""
+        return {flag.name: getattr(self, flag.name) for flag in flags_of(Config) if flag.group not in _SERVER_GROUPS}
 
     @property
     def prefill_seqs(self) -> int:
@@ -442,6 +479,7 @@ _FOOTER = """\
 |---|---|---|---|
 | `HEX_LLM_LOG_LEVEL` | a level of Python's `logging`, in any case | INFO | The least important lines to log. |
 | `HEX_LLM_VERBOSE_LOG` | true or false | false | Lines name process, thread and code; prompts are logged, cut. |
+| `HEXLLM_CLUSTER_KEY` | a text | none | With --num_hosts: by it hosts know each other; the same on all. |
 | `HEXLLM_API_KEYS` | keys, with commas between | none | API keys, as in --api_key_file. |
 | `AIP_HTTP_PORT` | a port | none | Set by Vertex AI: the port, where --port is not given. |
 | `AIP_HEALTH_ROUTE` | a path | none | Set by Vertex AI: another path for /ping. |

@@ -1,7 +1,7 @@
-"""The engine's process: `python -m hex_llm.engine_process SETTINGS SOCKETS`.
+"""The process of one host of one replica: `python -m hex_llm.engine_process TASK`, a `Task` as JSON.
 
-SETTINGS is a `Config` as JSON; SOCKETS are the numbers of the inherited sockets, one for each HTTP process. It lives
-as long as one of them is open.
+It connects to the HTTP processes, and lives as long as one of them stays connected; or, on a host of a replica that is
+not its first, to the one that is (`follower`).
 """
 
 import faulthandler
@@ -9,35 +9,43 @@ import gc
 import logging
 import os
 import signal
-import socket
 import sys
+from collections.abc import Sequence
 
 import msgspec
 
 from hex_llm import log
-from hex_llm.config import Config
+from hex_llm.channel import Channel, call
 from hex_llm.engine.engine import Engine
 from hex_llm.engine.host import EngineHost
-from hex_llm.engine.wire import Failed, Found, Ready
+from hex_llm.engine.wire import Failed, Found, Hello, Ready
 from hex_llm.errors import HexError, StartError
-from hex_llm.process import ENGINE_DIED, begin_child, release_signals
+from hex_llm.follower import replica_of, run_follower
+from hex_llm.frames import Broken
+from hex_llm.launch.task import Task
+from hex_llm.process import CLUSTER_KEY, ENGINE_DIED, begin_child, machine, release_signals
+from hex_llm.runner.followers import JOIN_S, Followers
 from hex_llm.runner.libtpu_lock import check_libtpu_lock
 
 logger = logging.getLogger("hex_llm.engine_process")  # whose own name is __main__
 
 
-def main(settings: str, sockets: str) -> int:
+def main(settings: str) -> int:
     begin_child()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     release_signals()
-    log.configure()
-    config = msgspec.json.decode(settings, type=Config)
-    host = EngineHost(
-        [socket.socket(fileno=int(each)) for each in sockets.split(",")], queue_timeout=config.queue_timeout_s
-    )
+    task = msgspec.json.decode(settings, type=Task)
+    log.configure(_name(task))
+    key = os.environ.pop(CLUSTER_KEY, "").encode()
+    if task.rank:
+        return run_follower(task, key)
+    channels = _connect(task.fronts, Hello(task.replica, os.getpid(), machine()), key)
+    if not channels:
+        return ENGINE_DIED
+    host = EngineHost(channels, queue_timeout=task.config.queue_timeout_s)
     host.report("starting", 0.0)
     try:
-        engine, ready = _build(config, host)
+        engine, ready = _build(task, host, key)
     except HexError as error:
         exit_code = error.exit_code if isinstance(error, StartError) else 1
         print(f"hex-llm: {error}", file=sys.stderr, flush=True)
@@ -54,18 +62,53 @@ def main(settings: str, sockets: str) -> int:
     return ENGINE_DIED
 
 
-def _build(config: Config, host: EngineHost) -> tuple[Engine, Ready]:
+def _name(task: Task) -> str:
+    """What tells the lines of its log from those of others."""
+    replica = f"replica {task.replica}" if task.config.data_parallel_size > 1 else ""
+    rank = f"rank {task.rank}" if task.num_ranks > 1 else ""
+    words = " ".join(filter(None, (replica, rank)))
+    return f"[{words}] " if words else ""
+
+
+def _connect(fronts: Sequence[str], hello: Hello, key: bytes) -> list[Channel]:
+    """To all HTTP processes that are there: of several, one may have ended, and the server is about to."""
+    channels = []
+    for address in fronts:
+        try:
+            channel = call(address, key)
+            channel.send(hello)
+        except (OSError, Broken) as error:
+            logger.error("The HTTP process at %s cannot be connected to: %s", address, error)
+        else:
+            channels.append(channel)
+    return channels
+
+
+def _gather(task: Task, host: EngineHost, key: bytes) -> Followers:
+    """The other hosts of the replica, all of them."""
+    followers = Followers(replica_of(task, key), failed=lambda code: host.tell(Failed(code)))
+    host.before_end = followers.end
+    followers.wait(JOIN_S)
+    return followers
+
+
+def _build(task: Task, host: EngineHost, key: bytes) -> tuple[Engine, Ready]:
+    config = task.config
     check_libtpu_lock()
+    followers = _gather(task, host, key) if task.num_ranks > 1 else None
     # JAX is imported here, and not before the HTTP processes can see that there is somebody.
     import jax
 
     from hex_llm.build import build_engine, find_model
     from hex_llm.engine.admission import new_request
     from hex_llm.engine.request import SamplingParams
+    from hex_llm.parallel.hosts import join_hosts
 
+    if followers is not None:
+        join_hosts(task.coordinator, num_hosts=task.num_ranks, rank=task.rank, timeout=JOIN_S)
     model = find_model(config)
     host.tell(Found(model.max_model_len, model.arch.vocab_size))
-    engine = build_engine(config, model, host.report)
+    engine = build_engine(config, model, host.report, followers and followers.send)
     # Ready means that a token has been computed.
     engine.add(new_request("first", [0], SamplingParams(temperature=0, max_tokens=1), engine.limits))
     while engine.has_work:

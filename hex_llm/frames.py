@@ -1,4 +1,4 @@
-"""Messages between processes of one machine: length, then msgpack, over a socket pair that only they hold.
+"""Messages between processes: length, a signature where the connection has seals, then msgpack.
 
 A schema says what may come; what does not fit it ends the connection, and nothing that comes is ever run.
 """
@@ -11,28 +11,33 @@ from typing import Any, cast
 
 import msgspec
 
+from hex_llm.seal import TAG, Seal, Seals
+
 logger = logging.getLogger(__name__)
 
 MAX_FRAME = 64 * 2**20
 _LENGTH = 4  # bytes, the highest first
+_PIECE = 2**18  # bytes that are read at a time
 
 
 class Broken(Exception):
     """What came is no message of ours."""
 
 
-def encode(message: msgspec.Struct) -> bytes:
+def encode(message: msgspec.Struct, seal: Seal | None = None) -> bytes:
+    """A frame. With a seal, frames must go out in the order in which they were made."""
     body = _ENCODER.encode(message)
-    if len(body) > MAX_FRAME:
-        raise Broken(f"A message of {len(body)} bytes is more than {MAX_FRAME}.")
-    return len(body).to_bytes(_LENGTH) + body
+    _check_length(len(body))
+    return len(body).to_bytes(_LENGTH) + (seal.sign(body) if seal else b"") + body
 
 
 class Decoder[Message]:
     """Bytes as they come to the messages that they hold. `schema` is a union of tagged structs."""
 
-    def __init__(self, schema: Any):
+    def __init__(self, schema: Any, seal: Seal | None = None):
         self._decoder = msgspec.msgpack.Decoder(schema)
+        self._seal = seal
+        self._head = _LENGTH + (TAG if seal else 0)
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
@@ -41,42 +46,80 @@ class Decoder[Message]:
         start = 0
         try:
             while len(buffer) - start >= _LENGTH:
-                end = start + _LENGTH + int.from_bytes(buffer[start : start + _LENGTH])
-                if end - start - _LENGTH > MAX_FRAME:
-                    raise Broken(f"A message of {end - start - _LENGTH} bytes is more than {MAX_FRAME}.")
-                if len(buffer) < end:
+                length = int.from_bytes(buffer[start : start + _LENGTH])
+                _check_length(length)
+                body = start + self._head
+                if len(buffer) < body + length:
                     break
-                try:
-                    message = self._decoder.decode(memoryview(buffer)[start + _LENGTH : end].tobytes())
-                except (ValueError, TypeError, RecursionError) as error:  # msgspec's own is a ValueError
-                    raise Broken(f"A message does not fit its schema: {error}") from None
-                start = end
+                tag = bytes(buffer[start + _LENGTH : body])
+                message = self._open(tag, memoryview(buffer)[body : body + length].tobytes())
+                start = body + length
                 yield message
         finally:
             del buffer[:start]
 
+    def _open(self, tag: bytes, body: bytes) -> Message:
+        if self._seal is not None and not self._seal.fits(tag, body):
+            raise Broken("A message is not signed by whoever the connection was made with.")
+        try:
+            return self._decoder.decode(body)
+        except (ValueError, TypeError, RecursionError) as error:  # msgspec's own is a ValueError
+            raise Broken(f"A message does not fit its schema: {error}") from None
+
 
 def read_frames[Message](connection: socket.socket, decoder: Decoder[Message]) -> Iterator[Message]:
     """The messages of a blocking socket until its other end goes away."""
-    while data := _receive(connection):
+    while data := _receive(connection, _PIECE):
         yield from decoder.feed(data)
 
 
-def _receive(connection: socket.socket) -> bytes:
+def read_one(connection: socket.socket, schema: Any, seal: Seal | None = None) -> Any:
+    """The next message of a blocking socket, and not a byte more."""
+    head = read_bytes(connection, _LENGTH)
+    length = int.from_bytes(head)
+    _check_length(length)
+    rest = read_bytes(connection, length + (TAG if seal else 0))
+    return next(Decoder[Any](schema, seal).feed(head + rest))
+
+
+def read_bytes(connection: socket.socket, number: int) -> bytes:
+    """So many bytes of a blocking socket."""
+    data = bytearray()
+    while len(data) < number:
+        if not (piece := _receive(connection, min(number - len(data), _PIECE))):
+            raise Broken("The connection to another process ended before all had come.")
+        data += piece
+    return bytes(data)
+
+
+def _receive(connection: socket.socket, number: int) -> bytes:
     try:
-        return connection.recv(2**18)
+        return connection.recv(number)
     except ConnectionResetError:
         return b""
+
+
+def _check_length(length: int) -> None:
+    if length > MAX_FRAME:
+        raise Broken(f"A message of {length} bytes is more than {MAX_FRAME}.")
 
 
 class FrameProtocol[Message](asyncio.Protocol):
     """An event loop's end of a connection: calls `take` for every message, and `lost` once when it has ended."""
 
     def __init__(self, schema: Any, take: Callable[[Message], None], lost: Callable[[], None]):
+        self._schema = schema
         self._decoder: Decoder[Message] = Decoder(schema)
+        self._seal: Seal | None = None
         self._take = take
         self._lost = lost
         self._transport: asyncio.WriteTransport | None = None
+
+    def use(self, seals: Seals | None) -> None:
+        """Signs what goes out, and checks what comes in; before the first of either."""
+        if seals is not None:
+            self._seal = seals.outgoing
+            self._decoder = Decoder(self._schema, seals.incoming)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is one without being its subclass
@@ -97,15 +140,21 @@ class FrameProtocol[Message](asyncio.Protocol):
     def send(self, message: msgspec.Struct) -> None:
         """Sends a message, or drops it where nobody is there any more: then `lost` says so."""
         if self._transport is not None:
-            self._transport.write(encode(message))
+            self._transport.write(encode(message, self._seal))
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
 
+    def abort(self) -> None:
+        """Ends the connection at once, without what is still to be sent: the other end may never read it."""
+        if self._transport is not None:
+            self._transport.abort()
 
-async def attach(protocol: asyncio.Protocol, connection: socket.socket) -> None:
+
+async def attach(protocol: FrameProtocol[Any], connection: socket.socket, seals: Seals | None = None) -> None:
     """Has the running loop serve a connected socket, which is the loop's to close from then on."""
+    protocol.use(seals)
     try:
         connection.setblocking(False)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)

@@ -10,10 +10,14 @@ PLAIN = "%(asctime)s %(levelname)s %(message)s"
 VERBOSE = "%(asctime)s.%(msecs)03d %(levelname)s %(process)d %(threadName)s %(name)s:%(lineno)d %(message)s"
 
 
-def configure() -> None:
-    """Sends the log to stderr, as HEX_LLM_LOG_LEVEL and HEX_LLM_VERBOSE_LOG say. A second call replaces the first."""
+def configure(who: str = "") -> None:
+    """Sends the log to stderr, as HEX_LLM_LOG_LEVEL and HEX_LLM_VERBOSE_LOG say. A second call replaces the first.
+
+    `who` is in front of every line, where several processes write the same.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(VERBOSE if verbose() else PLAIN, datefmt="%Y-%m-%d %H:%M:%S"))
+    form = (VERBOSE if verbose() else PLAIN).replace("%(message)s", f"{who.replace('%', '%%')}%(message)s")
+    handler.setFormatter(logging.Formatter(form, datefmt="%Y-%m-%d %H:%M:%S"))
     logger = logging.getLogger("hex_llm")
     logger.setLevel(_level())
     logger.handlers = [handler]

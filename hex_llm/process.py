@@ -6,16 +6,21 @@ others; they take no notice themselves.
 
 import ctypes
 import os
+import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 # Exit codes of a server that has lost its engine.
 ENGINE_DIED, ENGINE_HUNG = 70, 71
 
+# What the processes of one server prove with that they belong together; given to those that need it, by environment.
+CLUSTER_KEY = "HEX_LLM_CLUSTER_KEY"
+
 # What neither the engine nor a chat template has any business with.
-_SECRETS = ("HEXLLM_API_KEYS", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_SECRETS = ("HEXLLM_API_KEYS", "HEXLLM_CLUSTER_KEY", CLUSTER_KEY, "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 
@@ -33,9 +38,14 @@ def release_signals() -> None:
 
 
 def start_child(
-    module: str, arguments: Sequence[str], files: Sequence[int], *, secrets: bool = False, stdout: int | None = None,
-    **environment: str,
-) -> subprocess.Popen[bytes]:  # fmt: skip
+    module: str,
+    arguments: Sequence[str],
+    files: Sequence[int] = (),
+    *,
+    secrets: bool = False,
+    stdout: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
     """Runs a module in a process of its own that inherits the open files; its main function calls `begin_child`.
 
     The kernel ends it together with the thread that calls this.
@@ -48,10 +58,18 @@ def start_child(
             pass_fds=files,
             stdin=subprocess.DEVNULL,
             stdout=stdout,
-            env=kept | environment | {"HEX_LLM_PARENT": str(os.getpid())},
+            env=kept | dict(environment or {}) | {"HEX_LLM_PARENT": str(os.getpid())},
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+def machine() -> str:
+    """Names what process numbers belong to: this machine since its start, and the part of it that a container sees."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return platform.node()
 
 
 def begin_child() -> None:

@@ -16,6 +16,7 @@ RANKS = """
 cli
 server bench chat_cli models_cli
 llm engine_process
+follower
 build
 runner
 lora
@@ -28,15 +29,16 @@ parallel
 completion
 engine
 text
-source
-catalog config command
+source launch
+peer
+catalog config command channel
 flags log model_files frames process
-errors pytree
+errors pytree seal
 """
 RANK = {name: rank for rank, line in enumerate(RANKS.split("\n")) for name in line.split()}
 NO_JAX = {
     "cli", "models_cli", "server", "completion", "engine", "text", "source", "catalog", "config", "flags", "log",
-    "model_files", "frames", "process", "command", "errors",
+    "model_files", "frames", "process", "command", "errors", "launch", "peer", "channel", "seal",
 }  # fmt: skip
 
 # What can run code that came as data, and torch, which the package does without.

@@ -51,6 +51,14 @@ def check_request(request: Request, limits: Limits) -> None:
     tokens = _tokens(request.prompt)
     resolve_max_output(len(tokens), request.max_output, limits)
     _check_bounds(request, tokens, limits)
+    if len(request.output) >= request.max_output:
+        raise RequestError(
+            f"The request comes with {len(request.output)} tokens of an answer that may have {request.max_output}."
+        )
+    if request.output:
+        _check_tokens(_tokens(request.output), "answer", limits)
+    if len(request.keys) * limits.block_size > request.num_known:
+        raise RequestError(f"The request comes with {len(request.keys)} keys for {request.num_known} tokens.")
 
 
 def _tokens(prompt: object) -> np.ndarray:
@@ -74,10 +82,14 @@ def _check_bounds(request: Request, tokens: np.ndarray, limits: Limits) -> None:
             "that the output may have.",
             param="min_tokens",
         )
+    _check_tokens(tokens, "prompt", limits)
+
+
+def _check_tokens(tokens: np.ndarray, name: str, limits: Limits) -> None:
     for token in (int(tokens.min()), int(tokens.max())):
         if not 0 <= token < limits.vocab_size:
             raise RequestError(
-                f"The prompt has the token {token}; tokens of this model go from 0 to {limits.vocab_size - 1}.",
+                f"The {name} has the token {token}; tokens of this model go from 0 to {limits.vocab_size - 1}.",
                 param="prompt",
             )
 

@@ -26,10 +26,14 @@ BlockKey = bytes
 def extend_keys(request: Request, count: int, block_size: int) -> list[BlockKey]:
     """The keys of the first `count` blocks of a request, all of them full; each is computed once."""
     keys = request.keys
-    while len(keys) < count:
-        start = len(keys) * block_size
-        tokens = array("i", request.tokens(start, start + block_size))
-        keys.append(hashlib.sha256((keys[-1] if keys else _root(request)) + tokens.tobytes()).digest())
+    if len(keys) < count:
+        tokens = array("i", request.tokens(len(keys) * block_size, count * block_size))
+        size = block_size * tokens.itemsize
+        data = tokens.tobytes()
+        key = keys[-1] if keys else _root(request)
+        for start in range(0, len(data), size):
+            key = hashlib.sha256(key + data[start : start + size]).digest()
+            keys.append(key)
     return keys[:count]
 
 

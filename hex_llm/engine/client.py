@@ -1,13 +1,12 @@
 """An HTTP process's end of the connection to the engine: requests there, what comes of them back."""
 
-import asyncio
 import logging
-import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from hex_llm.engine.output import Output, Stats
+from hex_llm.channel import Channel
+from hex_llm.engine.output import Output
 from hex_llm.engine.request import FinishReason, Request
 from hex_llm.engine.wire import Abort, Add, Alive, Failed, Found, FromEngine, Ready, Refused, Starting, Stepped
 from hex_llm.errors import EngineDead, HexError, RequestError, ServerError, TooLarge, Unavailable
@@ -27,42 +26,41 @@ class Sink(Protocol):
 
 
 class EngineClient:
-    """`found` is what the engine knows of the model early, and `ready` its word that it serves. `lost` is set once it
-    has gone, with or without having been ready.
+    """`found` is what the engine knows of the model early, and `ready` its word that it serves. `lost` is true once it
+    has gone, with or without having been ready. Whenever one of them has changed, `on_change` is called; when the
+    engine is lost, before its requests fail.
     """
 
     def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.found: asyncio.Future[Found] = loop.create_future()
-        self.ready: asyncio.Future[Ready] = loop.create_future()
-        self.lost = asyncio.Event()
+        self.found: Found | None = None
+        self.ready: Ready | None = None
+        self.lost = False
         self.exit_code: int | None = None  # of a start that failed
         self.progress = Starting("starting", 0.0)
-        self.stats: Stats | None = None
-        self.late_compiles = 0
-        self.late_compile_seconds = 0.0
-        self.invariant_violations = 0
+        self.alive: Alive | None = None  # the last sign of life
         self.on_step: Callable[[Sequence[Output]], None] = lambda outputs: None
+        self.on_change: Callable[[], None] = lambda: None
         self._sinks: dict[str, Sink] = {}
         self._heard = time.monotonic()
         self._compiling = True
         self._protocol = FrameProtocol[FromEngine](FromEngine, self._take, self._lose)
 
-    async def connect(self, connection: socket.socket) -> None:
-        await attach(self._protocol, connection)
+    async def connect(self, channel: Channel) -> None:
+        await attach(self._protocol, channel.socket, channel.seals)
 
     @property
     def num_requests(self) -> int:
         return len(self._sinks)
 
-    def add(self, request: Request, sink: Sink, group: str = "") -> None:
+    def add(self, request: Request, sink: Sink, group: str = "", waited: float | None = 0.0) -> None:
         """Hands a request over. `group` is one for all sequences of an HTTP request, and no other's: once one of them
-        has begun, the others are not given up for having waited too long.
+        has begun, the others are not given up for having waited too long. `waited` is for how many seconds it has
+        waited elsewhere, or None where it has begun there.
         """
-        if self.lost.is_set():
+        if self.lost:
             raise EngineDead("The engine has stopped; the server is about to end.")
         try:
-            self._protocol.send(Add(request, group or request.id))
+            self._protocol.send(Add(request, group or request.id, waited))
         except Broken:
             raise TooLarge(f"The request takes more than {MAX_FRAME // 2**20} MiB, the most of one sequence.") from None
         self._sinks[request.id] = sink
@@ -76,23 +74,27 @@ class EngineClient:
     def close(self) -> None:
         self._protocol.close()
 
+    def give_up(self) -> None:
+        """Counts the engine as lost, whatever it still says, and ends the connection."""
+        self._lose()
+        self._protocol.abort()
+
     def silence(self) -> tuple[float, bool]:
         """Seconds since the engine was last heard of, and whether it may be compiling, which takes long."""
         return time.monotonic() - self._heard, self._compiling
 
     def _take(self, message: FromEngine) -> None:
+        if self.lost:  # given up, and it goes on talking
+            return
         self._heard = time.monotonic()
         match message:
             case Stepped(outputs, begun):
                 self._step(outputs, begun)
             case Alive():
-                self.stats = message.stats
-                self.late_compiles = message.late_compiles
-                self.late_compile_seconds = message.late_compile_seconds
-                self.invariant_violations = message.invariant_violations
+                self.alive = message
             case Refused(request_id, text, param, code, expired):
                 if sink := self._sinks.pop(request_id, None):
-                    _fail(
+                    tell_failure(
                         sink,
                         Unavailable(text, code="queue_timeout")
                         if expired
@@ -100,14 +102,14 @@ class EngineClient:
                     )
             case Starting():
                 self.progress = message
-                self._compiling = not self.ready.done() or message.done < 1
+                self._compiling = self.ready is None or message.done < 1
             case Found():
-                if not self.found.done():  # else nobody waits for it any more
-                    self.found.set_result(message)
+                self.found = message
+                self.on_change()
             case Ready():
                 self._compiling = False
-                if not self.ready.done():
-                    self.ready.set_result(message)
+                self.ready = message
+                self.on_change()
             case Failed(exit_code):
                 self.exit_code = exit_code
 
@@ -134,16 +136,19 @@ class EngineClient:
     def _give_up(self, request_id: str, sink: Sink) -> None:
         logger.exception("The output of request %s could not be taken in.", request_id)
         self.abort([request_id])
-        _fail(sink, ServerError("Internal error."))
+        tell_failure(sink, ServerError("Internal error."))
 
     def _lose(self) -> None:
-        self.lost.set()
+        if self.lost:
+            return
+        self.lost = True
+        self.on_change()
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
-            _fail(sink, EngineDead("The engine stopped while it worked on the request.", status=500))
+            tell_failure(sink, EngineDead("The engine stopped while it worked on the request.", status=500))
 
 
-def _fail(sink: Sink, error: HexError) -> None:
+def tell_failure(sink: Sink, error: HexError) -> None:
     try:
         sink.fail(error)
     except Exception:  # the others are to be told all the same

@@ -8,12 +8,13 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from hex_llm import frames
+from hex_llm.channel import Channel
 from hex_llm.engine.engine import Engine
 from hex_llm.engine.output import Output
 from hex_llm.engine.request import FinishReason
@@ -29,21 +30,24 @@ _MAX_UNSENT = 256 * 2**20
 
 
 class Connection:
-    """The engine's end of the socket to one HTTP process."""
+    """The engine's end of the channel to one HTTP process."""
 
-    def __init__(self, sock: socket.socket):
-        self._socket = sock
+    def __init__(self, channel: Channel):
+        self._socket = channel.socket
+        self._seals = channel.seals
         self._unsent = bytearray()
         self._lock = threading.Lock()  # while it starts, progress is reported from several threads
         self.request_ids: set[str] = set()
 
     def __iter__(self) -> Iterator[ToEngine]:
         """The messages that come, until the other end has gone."""
-        return frames.read_frames(self._socket, frames.Decoder[ToEngine](ToEngine))
+        return frames.read_frames(
+            self._socket, frames.Decoder[ToEngine](ToEngine, self._seals and self._seals.incoming)
+        )
 
     def send(self, message: msgspec.Struct) -> None:
         with self._lock:
-            self._unsent += frames.encode(message)
+            self._unsent += frames.encode(message, self._seals and self._seals.outgoing)
             self._flush()
 
     def flush(self) -> bool:
@@ -96,13 +100,13 @@ class _Entry:
 class EngineHost:
     """Owns the connections from the process's first moment, so that the others see it start; `run` is its life."""
 
-    def __init__(self, sockets: Sequence[socket.socket], *, queue_timeout: float):
-        self._connections = [Connection(each) for each in sockets]
+    def __init__(self, channels: Sequence[Channel], *, queue_timeout: float):
+        self._connections = [Connection(each) for each in channels]
         self._queue_timeout = queue_timeout
         self._inbox: queue.SimpleQueue[tuple[Connection, ToEngine | None]] = queue.SimpleQueue()
         self._entries: dict[str, _Entry] = {}
         self._groups: dict[tuple[Connection, str], _Group] = {}
-        self._clocks: dict[_Group, float] = {}  # arrivals of those that the engine has not begun with, oldest first
+        self._clocks: dict[_Group, float] = {}  # arrivals of those that nobody has begun with
         self._open = len(self._connections)
         self._lock = threading.Lock()
         self._late_compiles = 0
@@ -110,6 +114,7 @@ class EngineHost:
         self._compiling_since = 0.0
         self._invariant_violations = 0
         self._ready = False
+        self.before_end: Callable[[], None] = lambda: None  # called when nobody is left to serve
         for each in self._connections:
             threading.Thread(target=self._read, args=(each,), daemon=True, name="read").start()
 
@@ -171,6 +176,7 @@ class EngineHost:
             with self._lock:
                 self._open -= 1
                 if not self._open:
+                    self.before_end()
                     # Nobody is left to serve, and the main thread may be in the middle of a compilation.
                     os._exit(0)
             self._inbox.put((connection, None))
@@ -185,13 +191,13 @@ class EngineHost:
                 return
             block = False
             match message:
-                case Add(request, group):
+                case Add(request, group, waited):
                     try:
                         engine.add(request)
                     except RequestError as error:
                         connection.send(Refused(request.id, str(error), error.param, error.code, expired=False))
                     else:
-                        self._enter(connection, request.id, group)
+                        self._enter(connection, request.id, group, waited)
                 case Abort(request_ids, reason):
                     for request_id in connection.request_ids.intersection(request_ids):
                         self._end(engine, request_id, reason)
@@ -233,25 +239,26 @@ class EngineHost:
 
     def _expire(self, engine: Engine, now: float) -> None:
         """Gives up requests that have waited for too long to begin."""
-        while self._clocks:
-            group, arrival = next(iter(self._clocks.items()))
+        for group, arrival in list(self._clocks.items()):
             if now - arrival <= self._queue_timeout:
-                return
+                continue
             connection, _ = group.key
             waited = f"The request waited for more than {self._queue_timeout:g} s for the engine to begin with it."
             for request_id in list(group.request_ids):
                 self._end(engine, request_id, FinishReason.ABORT)
                 connection.send(Refused(request_id, waited, None, "queue_timeout", expired=True))
 
-    def _enter(self, connection: Connection, request_id: str, group_name: str) -> None:
-        key, now = (connection, group_name), time.monotonic()
+    def _enter(self, connection: Connection, request_id: str, group_name: str, waited: float | None) -> None:
+        key, arrival = (connection, group_name), time.monotonic() - (waited or 0.0)
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = _Group(key)
-            self._clocks[group] = now
+            self._clocks[group] = arrival
+        if waited is None:
+            self._clocks.pop(group, None)
         group.request_ids.add(request_id)
         connection.request_ids.add(request_id)
-        self._entries[request_id] = _Entry(connection, group, now)
+        self._entries[request_id] = _Entry(connection, group, arrival)
 
     def _end(self, engine: Engine, request_id: str, reason: FinishReason) -> None:
         engine.abort(request_id, reason)

@@ -31,6 +31,8 @@ class Request:
     more), or will be when the steps under way have run. It runs behind `num_tokens`, and a step closes some of the
     gap: a prompt is a wide gap, a decode a gap of one. There is no other phase or state. `num_in_flight` tokens were
     sampled on the device and not read yet: they count, but their values are known to the device alone.
+
+    One that comes with `output` was begun by another engine: it goes on from there, as after a preemption.
     """
 
     id: str

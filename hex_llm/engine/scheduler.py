@@ -221,7 +221,8 @@ class Scheduler:
             request.num_computed = len(found) * self.limits.block_size
             if not request.num_preemptions:
                 self._begun.append(request.id)
-            if self.limits.prefix_caching and not request.num_preemptions:
+            # One that brings a part of its answer was counted where that was computed.
+            if self.limits.prefix_caching and not request.num_preemptions and not request.output:
                 self._num_prefix_queries += len(request.prompt)
                 self._num_prefix_hits += request.num_computed
                 request.num_cached = request.num_computed // self.limits.prefix_unit * self.limits.prefix_unit

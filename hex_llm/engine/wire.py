@@ -12,11 +12,13 @@ from hex_llm.engine.request import FinishReason, Request
 
 class Add(msgspec.Struct, tag=True, array_like=True):
     """`group` is what the sequences of one HTTP request have in common: once the engine has begun with one of them,
-    the others may wait for as long as that takes.
+    the others may wait for as long as that takes. `waited` is for how many seconds it has waited in another place; None
+    where it, or one of its group, has begun there.
     """
 
     request: Request
     group: str
+    waited: float | None = 0.0
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True):
@@ -24,6 +26,14 @@ class Abort(msgspec.Struct, tag=True, array_like=True):
 
     request_ids: list[str]
     reason: FinishReason
+
+
+class Hello(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The first word of an engine that connects to an HTTP process, before all others."""
+
+    replica: int
+    pid: int
+    machine: str  # on which the pid is that process's; see `process.machine`
 
 
 class Starting(msgspec.Struct, tag=True, array_like=True):

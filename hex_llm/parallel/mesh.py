@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh
 
-from hex_llm.errors import ConfigError
+from hex_llm.launch.placement import check_devices
 
 TENSOR = "tp"
 
@@ -14,8 +14,7 @@ TENSOR = "tp"
 def make_mesh(tensor_parallel_size: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh of the first `tensor_parallel_size` of the devices, by default of all that JAX sees."""
     devices = jax.devices() if devices is None else devices
-    if tensor_parallel_size > len(devices):
-        raise ConfigError(f"num_request_devices {tensor_parallel_size} > num_available_devices {len(devices)}")
+    check_devices(tensor_parallel_size, 1, len(devices))
     return jax.make_mesh(
         (tensor_parallel_size,),
         (TENSOR,),

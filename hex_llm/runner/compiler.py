@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hex_llm.errors import OutOfMemory
 from hex_llm.runner.lowering import Lowering
 from hex_llm.runner.programs import Program, Programs
+from hex_llm.runner.turns import turn
 from hex_llm.runner.xla_options import compiler_options
 
 logger = logging.getLogger(__name__)
@@ -100,15 +101,17 @@ class Compiler:
             self._report(1.0)
 
     def _compile(self, program: Program) -> Any:
-        with self._lock:  # it is all Python: side by side, each would only come later to what is not
-            lowered = self._lowering.lower(program)
-        try:
-            return lowered.compile(compiler_options=compiler_options(self.programs, program))
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            said = str(error).strip().partition("\n")[0]
-            raise DoesNotFit(f"A step is too large for the device's memory. The compiler says: {said}") from error
+        path = self._lowering.path(program)
+        with turn(path and path.with_suffix(".lock")):
+            with self._lock:  # it is all Python: side by side, each would only come later to what is not
+                lowered = self._lowering.lower(program)
+            try:
+                return lowered.compile(compiler_options=compiler_options(self.programs, program))
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error):
+                    raise
+                said = str(error).strip().partition("\n")[0]
+                raise DoesNotFit(f"A step is too large for the device's memory. The compiler says: {said}") from error
 
 
 def _uncompiled(function: Callable) -> Callable:

@@ -36,13 +36,16 @@ class Lowering:
     def lower(self, program: Program) -> jax.stages.Lowered:
         arguments, donated = self._programs.arguments(program)
         function = _named(self._programs.function(program), program)
-        if self._folder is not None:
-            path = self._folder / f"{name_of(program)}-{self._digest(program)}"
+        if (path := self.path(program)) is not None:
             exported = _read(path)
             self.num_known += exported is not None
             if exported := exported or _export(function, arguments, path):
                 function = _named(exported.call, program)
         return jax.jit(function, donate_argnums=donated).lower(*arguments)
+
+    def path(self, program: Program) -> Path | None:
+        """Where a program is kept, if it is."""
+        return self._folder and self._folder / f"{name_of(program)}-{self._digest(program)}"
 
     def _digest(self, program: Program) -> str:
         """Of all that decides what a program is traced to."""

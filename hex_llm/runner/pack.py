@@ -1,7 +1,6 @@
 """From the engine's slices to a step's input."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -9,19 +8,11 @@ from hex_llm.engine.request import Request
 from hex_llm.engine.step import Slice
 from hex_llm.runner.buckets import Bucket, Buckets, Variant
 from hex_llm.runner.layout import COLUMNS, FLOAT_COLUMNS, HAS_RULES, LONG, SAMPLES, SAMPLING_COLUMNS, Layout, Shapes
+from hex_llm.runner.packed_step import PackedStep
 from hex_llm.runner.state import needed_variant, pack_admission
 
 _SLOT, _KV_LEN, _FLAGS = (COLUMNS.index(name) for name in ("slot", "kv_len", "flags"))
 _SAMPLING = slice(COLUMNS.index(SAMPLING_COLUMNS[0]), None)
-
-
-@dataclass(frozen=True, slots=True)
-class PackedStep:
-    bucket: Bucket
-    variant: Variant
-    blob: np.ndarray
-    targets: np.ndarray | None  # [T + 1]: the successors of prompt tokens, and how far they reach, where one is wanted
-    admissions: tuple[np.ndarray, ...]  # of requests that join and need their history, as `pack_admission` makes them
 
 
 class Packer:

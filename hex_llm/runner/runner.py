@@ -15,16 +15,21 @@ from hex_llm.runner.buckets import Bucket, Buckets, Variant
 from hex_llm.runner.compiler import Compiler
 from hex_llm.runner.forward import Computed
 from hex_llm.runner.layout import Layout
-from hex_llm.runner.pack import PackedStep, Packer, wants_prompt_logprobs
+from hex_llm.runner.pack import Packer, wants_prompt_logprobs
+from hex_llm.runner.packed_step import PackedStep
 from hex_llm.runner.programs import Admit, Choose, ChooseAny, Forward, Process, Remember, Score, ScorePrompt
 from hex_llm.runner.state import empty_history, empty_slots, packed_admission_size
+
+type Announce = Callable[[PackedStep], None]
 
 
 class DeviceRunner:
     """Runs steps in the order they come. The KV cache and what is known of the slots live on the device, and each step
     takes them over from the one before (they are donated), so that nothing is copied."""
 
-    def __init__(self, params: Any, buckets: Buckets, compiler: Compiler):
+    def __init__(self, params: Any, buckets: Buckets, compiler: Compiler, announce: Announce | None = None):
+        """`announce` is told of each step before it is run."""
+        self._announce = announce
         self._params = params
         self._compiler = compiler
         programs = compiler.programs
@@ -37,7 +42,10 @@ class DeviceRunner:
         self._history = _made(partial(empty_history, programs.shapes), programs.history)
 
     def dispatch(self, step: Sequence[Slice]) -> "PendingOutput":
-        return PendingOutput(step, *self.run(self._packer.pack(step)))
+        packed = self._packer.pack(step)
+        if self._announce is not None:
+            self._announce(packed)
+        return PendingOutput(step, *self.run(packed))
 
     def run(self, packed: PackedStep) -> "tuple[Chosen, Array | None]":
         """What was chosen, and the scores of prompt tokens where a request wants them. A packed step says everything:

@@ -1,7 +1,7 @@
 """An HTTP process, from its first answer (503, starting) to its last.
 
-It is ready once the engine and the text side are; it drains at SIGTERM, and ends at once at a second one; it ends when
-the engine has: nothing that is under way goes without an answer.
+It is ready once the engines and the text side are; it drains at SIGTERM, and ends at once at a second one; it ends when
+no engine is left: nothing that is under way goes without an answer.
 """
 
 import asyncio
@@ -19,11 +19,13 @@ import uvloop
 
 from hex_llm.command import run_command
 from hex_llm.config import Config
-from hex_llm.engine.client import EngineClient
+from hex_llm.engine.router import Router
 from hex_llm.engine.wire import Found
 from hex_llm.errors import EngineDead, HexError, ServerError, StartError, Unavailable
-from hex_llm.process import ENGINE_DIED, ENGINE_HUNG, begin_child, hold_signals, release_signals
+from hex_llm.launch.fleet import POLL_S, Fleet
+from hex_llm.process import CLUSTER_KEY, ENGINE_DIED, ENGINE_HUNG, begin_child, hold_signals, release_signals
 from hex_llm.server.app import keep_time, make_app
+from hex_llm.server.engines import Engines
 from hex_llm.server.http_server import HttpServer
 from hex_llm.server.keys import Keys
 from hex_llm.server.request_log import log_throughput
@@ -40,51 +42,46 @@ logger = logging.getLogger("hex_llm.server.front")  # whose own name may be __ma
 _LINGER_S = 3.0  # that a server without an engine still answers, so that health checks see it
 _SAY_S = 5.0  # how often a drain says what is left
 _ANSWER_S = 4.0  # that the last answers have to go out
+_CONNECT_S = 1.0  # that the last words of an engine that has ended may still take to come
 
 
 def run_front(
-    config: Config,
-    listener: socket.socket,
-    connection: socket.socket,
-    engine_pid: int,
-    *,
-    index: int = 0,
-    supervised: bool = False,
+    config: Config, listener: socket.socket, door: socket.socket, key: bytes, *, fleet: Fleet | None, index: int = 0
 ) -> int:
-    """Serves until it is told to stop, or the engine ends; returns the exit code. What it is told with are the user's
-    signals or, where it is one of several, those of `supervise`.
+    """Serves until it is told to stop, or no engine is left; returns the exit code. Engines connect to `door`.
+
+    Alone, it looks after the fleet, and is told with the user's signals; one of several has no fleet, and is told by
+    `supervise`.
     """
     keys = Keys.load(config, os.environ)
 
     async def live() -> int:
-        return await _Front(config, keys, engine_pid, index, supervised).run(listener, connection)
+        return await _Front(config, keys, door, key, fleet, index).run(listener)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(live())
 
 
 class _Front:
-    def __init__(self, config: Config, keys: Keys, engine_pid: int, index: int, supervised: bool):
+    def __init__(self, config: Config, keys: Keys, door: socket.socket, key: bytes, fleet: Fleet | None, index: int):
         self._config = config
-        self._engine_pid = engine_pid
-        self._supervised = supervised
+        self._fleet = fleet
         self._started = time.monotonic()
-        self._engine = EngineClient()
-        self._server = Server(config, self._engine, keys, index=index)
+        self._router = Router(config.data_parallel_size, queue_timeout=config.queue_timeout_s)
+        self._engines = Engines(config, self._router, door, key, fleet)
+        self._server = Server(config, self._router, keys, index=index)
         self._http = HttpServer(make_app(self._server), config)
         self._stop = asyncio.Event()  # told to
         self._told_at = 0.0
         self._hurry = asyncio.Event()  # told twice
-        self._hung = False
 
-    async def run(self, listener: socket.socket, connection: socket.socket) -> int:
-        await self._engine.connect(connection)
+    async def run(self, listener: socket.socket) -> int:
         self._take_signals()
         http = asyncio.create_task(self._http.serve(sockets=[listener]))
-        helpers = [
-            asyncio.create_task(each)
-            for each in (self._watch_engine(), keep_time(self._server), log_throughput(self._server))
-        ]
+        jobs = [self._engines.let_in(), self._engines.watch(), keep_time(self._server), log_throughput(self._server)]
+        if self._fleet is not None:
+            jobs.append(self._keep(self._fleet))
+        helpers = [asyncio.create_task(each) for each in jobs]
         try:
             return await self._live(_url(self._config, listener), [http, *helpers])
         finally:
@@ -95,11 +92,12 @@ class _Front:
             await asyncio.gather(http, *helpers, return_exceptions=True)
             if hasattr(self._server, "text"):
                 await self._server.text.close()
-            self._engine.close()
+            self._engines.close()
+            self._router.close()
 
     def _take_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._supervised:
+        if self._fleet is None:
             loop.add_signal_handler(DRAIN, self._stop.set)
             loop.add_signal_handler(END_NOW, self._hurry.set)
         else:
@@ -108,11 +106,22 @@ class _Front:
         loop.add_signal_handler(signal.SIGHUP, self._server.keys.reload)
         release_signals()
 
+    async def _keep(self, fleet: Fleet) -> None:
+        """Looks after the engines' processes. Runs until it is cancelled."""
+        while True:
+            fleet.poll(restart=not self._stop.is_set())
+            if fleet.exit_code is not None and not self._router.lost.is_set():
+                await asyncio.sleep(_CONNECT_S)
+                if not self._router.lost.is_set():  # else its connection has told
+                    self._router.exit_code = fleet.exit_code if fleet.exit_code != ENGINE_DIED else None
+                    self._router.lost.set()
+            await asyncio.sleep(POLL_S)
+
     async def _live(self, url: str, parts: Sequence[asyncio.Task[None]]) -> int:
         """From the start to the end; returns the exit code. The parts run all the while: one that ends has failed."""
         start = asyncio.create_task(self._get_ready(url))
         stop = asyncio.create_task(self._stop.wait())
-        lost = asyncio.create_task(self._engine.lost.wait())
+        lost = asyncio.create_task(self._router.lost.wait())
         try:
             await asyncio.wait([start, stop, lost, *parts], return_when=asyncio.FIRST_COMPLETED)
             if start.done():
@@ -129,14 +138,14 @@ class _Front:
 
     async def _get_ready(self, url: str) -> None:
         config, server = self._config, self._server
-        found = await self._engine.found
+        found = await self._router.found
         folder = tokenizer_folder(config)
         tokenizer = asyncio.to_thread(
             Tokenizer.load, folder, mode=config.tokenizer_mode, model_folder=model_folder(config)
         )
         server.tokenizer, server.text = await asyncio.gather(tokenizer, TextClient.start(_text_settings(config, found)))
         server.tokenizer.check_embedding(found.vocab_size)
-        ready = await self._engine.ready
+        ready = await self._router.ready
         server.limits = ready.limits
         server.phase = Phase.READY
         logger.info(
@@ -180,16 +189,17 @@ class _Front:
         """Everybody has been told by now, or is about to be."""
         server = self._server
         server.phase = Phase.DEAD
-        if self._engine.exit_code is not None:  # it could not start, and has said why
-            return self._engine.exit_code
-        reason = "hung" if self._hung else "died"
+        if self._router.exit_code is not None:  # it could not start, and has said why
+            return self._router.exit_code
+        hung = len(self._engines.hung) == self._config.data_parallel_size
+        reason = "hung" if hung else "died"
         server.metrics.engine_deaths.labels(reason).inc()
-        logger.critical("The engine's process (%d) %s; the server ends.", self._engine_pid, reason)
+        logger.critical("The engine's %s %s; the server ends.", self._engines.describe(), reason)
         server.fail_all(EngineDead("The engine stopped before it had the request.", status=500))
         await self._answered()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stop.wait(), _LINGER_S)
-        return ENGINE_HUNG if self._hung else ENGINE_DIED
+        return ENGINE_HUNG if hung else ENGINE_DIED
 
     @property
     def _is_busy(self) -> bool:
@@ -201,31 +211,6 @@ class _Front:
         deadline = time.monotonic() + _ANSWER_S
         while self._is_busy and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
-
-    async def _watch_engine(self) -> None:
-        """Ends an engine that has not given a sign of life for too long."""
-        overdue = 0
-        while True:
-            await asyncio.sleep(0.5)
-            silent, compiling = self._engine.silence()
-            limit = self._config.compile_timeout_s if compiling else self._config.step_timeout_s
-            # Twice, for it may have been this process that was held up, with signs of life yet to be read.
-            overdue = overdue + 1 if silent > limit and not self._engine.lost.is_set() else 0
-            if overdue < 2:
-                continue
-            logger.critical(
-                "The engine has given no sign of life for %.0f s; the limit is %.0f s. It is ended.", silent, limit
-            )
-            self._hung = True
-            _send(self._engine_pid, signal.SIGUSR1)  # writes the stacks of its threads to the log
-            await asyncio.sleep(1)
-            _send(self._engine_pid, signal.SIGKILL)
-            overdue = 0
-
-
-def _send(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
 
 
 def _text_settings(config: Config, found: Found) -> TextSettings:
@@ -251,11 +236,12 @@ def main(argv: Sequence[str]) -> int:
     """One of several HTTP processes, as `supervise` starts them. Why it fails it tells the one that did."""
     begin_child()
     settings, *numbers = argv
-    listener, connection, engine_pid, index = map(int, numbers)
+    listener, door, index = map(int, numbers)
     config = msgspec.json.decode(settings, type=Config)
-    sockets = socket.socket(fileno=listener), socket.socket(fileno=connection)
+    key = os.environ.pop(CLUSTER_KEY, "").encode()
+    sockets = socket.socket(fileno=listener), socket.socket(fileno=door)
     try:
-        return run_front(config, *sockets, engine_pid, index=index, supervised=True)
+        return run_front(config, *sockets, key, fleet=None, index=index)
     except HexError as error:
         print(error)
         return error.exit_code if isinstance(error, StartError) else 1

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 from hex_llm.completion import Answer
 from hex_llm.engine.admission import new_request
-from hex_llm.engine.client import EngineClient
 from hex_llm.engine.output import Output
 from hex_llm.engine.request import FinishReason, SamplingParams
+from hex_llm.engine.router import Router
 from hex_llm.errors import HexError, NumericalError
 from hex_llm.server.exchange import Exchange
 from hex_llm.server.metrics import Metrics
@@ -19,7 +19,7 @@ from hex_llm.server.state import Server
 class Generation:
     """The answers to one request, those of the first prompt first. `wait` returns when there is more of them."""
 
-    def __init__(self, answers: Sequence[Answer], engine: EngineClient, metrics: Metrics):
+    def __init__(self, answers: Sequence[Answer], engine: Router, metrics: Metrics):
         self.answers = answers
         self._engine = engine
         self._metrics = metrics
@@ -77,7 +77,7 @@ class _Sequence:
 
     __slots__ = ("_answer", "_begun", "_engine", "_first", "_generation", "_last", "_metrics", "_started")
 
-    def __init__(self, generation: Generation, answer: Answer, engine: EngineClient, metrics: Metrics):
+    def __init__(self, generation: Generation, answer: Answer, engine: Router, metrics: Metrics):
         self._generation = generation
         self._answer = answer
         self._engine = engine

@@ -16,6 +16,8 @@ async def ping(server: Server, exchange: Exchange) -> None:
         progress = server.engine.progress
         body |= {"phase": progress.phase, "progress": round(progress.done, 3)}
     ready = server.phase == Phase.READY
+    if ready and len(server.engine.replicas) > 1:
+        body |= {"replicas": len(server.engine.replicas), "replicas_up": server.engine.num_up}
     await exchange.reply(200 if ready else 503, orjson.dumps(body), headers=() if ready else (("Retry-After", "1"),))
 
 

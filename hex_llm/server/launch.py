@@ -1,50 +1,75 @@
-"""From settings to running processes: the port first, then the engine, then whoever answers HTTP.
+"""From settings to running processes: the port first, then the engines, then whoever answers HTTP.
 
 With one HTTP process that is the process itself; with several it starts them and waits for them. They share the
-listening socket, and each has a socket pair with the engine that nobody else can reach.
+listening socket, and each has another one, made here before all else, that engines connect to.
 """
 
 import errno
 import os
 import socket
-import subprocess
-from collections.abc import Sequence
+import tempfile
 
-import msgspec
-
+from hex_llm.channel import address_of, listen
 from hex_llm.config import Config
-from hex_llm.errors import PortError
-from hex_llm.process import hold_signals, start_child
+from hex_llm.errors import ConfigError, PortError
+from hex_llm.launch.addresses import Place, find_place
+from hex_llm.launch.agent import run_agent
+from hex_llm.launch.cluster import Cluster, cluster_key, on_ray, several_hosts, this_machine
+from hex_llm.launch.fleet import Fleet
+from hex_llm.process import CLUSTER_KEY, hold_signals
 from hex_llm.server.port_owner import port_owner
 from hex_llm.server.start_checks import check_files, check_keys, check_open_files
 from hex_llm.server.supervise import supervise
 
 BACKLOG = 2048
-_STOP_S = 5.0  # that the engine has to end when nobody is connected to it any more
 
 
 def serve(config: Config) -> int:
     """Serves until it is told to stop; returns the exit code."""
     os.umask(0o077)
+    where = None
+    if config.num_hosts > 1 and config.worker_distributed_method == "mp":
+        where = find_place(config, os.environ)
+        if where.rank > 0:
+            return run_agent(config, where, cluster_key())
     listener = bind(config)
     check_files(config)
     check_keys(config, listener)
     check_open_files(config)
-    hold_signals()  # until there is an event loop that takes them
-    pairs = [socket.socketpair() for _ in range(config.api_server_count)]
-    ours, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    engine = start_engine(config, theirs)
-    try:
-        if config.api_server_count > 1:
-            return supervise(config, listener, ours, engine.pid)
-        # Only now: what it imports would keep the engine waiting.
-        from hex_llm.server.front import run_front
+    with tempfile.TemporaryDirectory(prefix="hex-llm-") as folder:
+        cluster = _cluster(config, where, folder)
+        hold_signals()  # until there is an event loop that takes them
+        doors = [_open_door(address) for address in cluster.doors]
+        environment = {CLUSTER_KEY: cluster.key.decode()} if cluster.key else {}
+        fleet = Fleet(config, cluster.launcher, cluster.placement, [address_of(door) for door in doors], environment)
+        try:
+            if config.api_server_count > 1:
+                return supervise(config, listener, doors, cluster.key, fleet)
+            # Only now: what it imports would keep the engines waiting.
+            from hex_llm.server.front import run_front
 
-        return run_front(config, listener, ours[0], engine.pid)
-    finally:
-        for each in ours:
-            each.close()
-        _stop(engine)
+            return run_front(config, listener, doors[0], cluster.key, fleet=fleet)
+        finally:
+            for door in doors:
+                door.close()
+            fleet.close()
+
+
+def _cluster(config: Config, where: Place | None, folder: str) -> Cluster:
+    if config.worker_distributed_method == "ray":
+        return on_ray(config)
+    return several_hosts(config, where) if where else this_machine(config, folder)
+
+
+def _open_door(address: str) -> socket.socket:
+    """Where an HTTP process takes engines in."""
+    try:
+        return listen(address)
+    except OSError as error:
+        if address.startswith("tcp:"):
+            raise PortError(f"Engines cannot connect at {address}: {error.strerror}.") from None
+        # Its path is too long, for one.
+        raise ConfigError(f"{address}: engines cannot connect there ({error}); TMPDIR names another folder.") from None
 
 
 def bind(config: Config) -> socket.socket:
@@ -65,24 +90,6 @@ def bind(config: Config) -> socket.socket:
         hint = f" {port_owner(config.port)} listens there." if error.errno == errno.EADDRINUSE else ""
         raise PortError(f"{where} cannot be listened on: {_reason(error)}.{hint}") from None
     return listener
-
-
-def start_engine(config: Config, connections: Sequence[socket.socket]) -> subprocess.Popen[bytes]:
-    """The engine's process. It gets the connections, and this process keeps none of them open."""
-    files = [each.fileno() for each in connections]
-    settings = msgspec.json.encode(config).decode()
-    engine = start_child("hex_llm.engine_process", [settings, ",".join(map(str, files))], files)
-    for each in connections:
-        each.close()
-    return engine
-
-
-def _stop(engine: subprocess.Popen[bytes]) -> None:
-    try:
-        engine.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        engine.kill()
-        engine.wait()
 
 
 def _reason(error: Exception) -> str:

@@ -15,8 +15,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from hex_llm.engine.client import EngineClient
 from hex_llm.engine.output import Output
+from hex_llm.engine.router import Router
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "hexllm:"
@@ -50,6 +50,8 @@ class Metrics:
         )
         self.internal_errors = self._counter("internal_errors", "Answers that failed for a fault of ours.")
         self.stream_errors = self._counter("stream_errors", "Streams that ended with an error.")
+        self.sent = self._counter("replica_requests", "Sequences that were sent to a replica.", ("replica",))
+        self.replays = self._counter("replays", "Times that a sequence went on elsewhere when its replica was lost.")
         self.engine_deaths = self._counter("engine_deaths", "Times that the engine was lost.", ("reason",))
         self.success = self._counter(
             "request_success", "Sequences that were completed.", ("model_name", "finished_reason")
@@ -88,11 +90,16 @@ class Metrics:
         self.generation_tokens.inc(tokens)
         self.batch.observe(len(outputs))
 
+    def count_sent(self, replica: int, again: bool) -> None:
+        self.sent.labels(str(replica)).inc()
+        if again:
+            self.replays.inc()
+
     def flush(self) -> None:
         """To be called now and then: other processes read what is flushed."""
         self.inter_token.flush()
 
-    def render(self, engine: EngineClient, gauges: Callable[[], Mapping[str, tuple[str, float]]]) -> bytes:
+    def render(self, engine: Router, gauges: Callable[[], Mapping[str, tuple[str, float]]]) -> bytes:
         """All metrics as text. `gauges` gives those of the front: a help text and a value by name."""
         self.flush()
         if folder := os.environ.get(FOLDER_VARIABLE):
@@ -143,7 +150,7 @@ class _Tally:
 class _Now(Collector):
     """What is true at this moment."""
 
-    def __init__(self, engine: EngineClient, gauges: Callable[[], Mapping[str, tuple[str, float]]], model: str):
+    def __init__(self, engine: Router, gauges: Callable[[], Mapping[str, tuple[str, float]]], model: str):
         self._engine = engine
         self._gauges = gauges
         self._model = model
@@ -162,6 +169,22 @@ class _Now(Collector):
             "Times that blocks or slots of the idle engine did not add up.",
             self._engine.invariant_violations,
         )
+        up = GaugeMetricFamily(f"{PREFIX}replica_up", "1 where a replica takes requests.", labels=("replica",))
+        outstanding = GaugeMetricFamily(
+            f"{PREFIX}replica_outstanding_tokens",
+            "Tokens that a replica still has to compute for this process, as far as that can be known.",
+            labels=("replica",),
+        )
+        restarts = CounterMetricFamily(
+            f"{PREFIX}replica_restarts", "Times that a replica has come back.", labels=("replica",)
+        )
+        for each in self._engine.replicas:
+            restarts.add_metric((str(each.index),), max(each.num_joined - 1, 0))
+            up.add_metric((str(each.index),), each.is_up)
+            outstanding.add_metric((str(each.index),), each.num_outstanding)
+        yield restarts
+        yield up
+        yield outstanding
         stats = self._engine.stats
         if stats is None:
             return

@@ -5,8 +5,8 @@ import itertools
 import time
 
 from hex_llm.config import Config
-from hex_llm.engine.client import EngineClient
 from hex_llm.engine.limits import Limits
+from hex_llm.engine.router import Router
 from hex_llm.errors import EngineDead, ModelNotFound, RequestError, Unavailable
 from hex_llm.server.admission import Admission
 from hex_llm.server.exchange import Exchange
@@ -33,19 +33,19 @@ class Server:
     text: TextClient
     limits: Limits
 
-    def __init__(self, config: Config, engine: EngineClient, keys: Keys, *, index: int = 0):
+    def __init__(self, config: Config, engine: Router, keys: Keys, *, index: int = 0):
         self.config = config
         self.engine = engine
         self.keys = keys
         self.names = _names(config)
         self.metrics = Metrics(self.names[0])
         engine.on_step = self.metrics.count_step
+        engine.on_send = self.metrics.count_sent
         self.phase = Phase.STARTING
         self.started = time.time()
         shares = config.api_server_count
-        self.admission = Admission(
-            -(-(config.max_decode_seqs + config.max_queued_requests) // shares), -(-config.max_queued_tokens // shares)
-        )
+        sequences = config.data_parallel_size * config.max_decode_seqs + config.max_queued_requests
+        self.admission = Admission(-(-sequences // shares), -(-config.max_queued_tokens // shares))
         self._index = index
         self._ids = itertools.count()
         self._seeds = itertools.count(config.seed + (index << 40))
@@ -95,7 +95,7 @@ class Server:
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         """What is true of this process at the moment."""
-        silent, _ = self.engine.silence()
+        silent = max(self.engine.silence(each.index)[0] for each in self.engine.replicas)
         return {
             "ready": ("1 where requests are taken.", self.phase == Phase.READY),
             "draining": ("1 where requests under way are finished before the end.", self.phase == Phase.DRAINING),

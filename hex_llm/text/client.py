@@ -263,7 +263,8 @@ class TextClient:
             with theirs:
                 # On this thread, which lives as long as the loop: the child dies with the thread that made it.
                 file = theirs.fileno()
-                process = start_child("hex_llm.text.process", [str(file)], [file], TOKENIZERS_PARALLELISM="false")
+                environment = {"TOKENIZERS_PARALLELISM": "false"}
+                process = start_child("hex_llm.text.process", [str(file)], [file], environment=environment)
         except BaseException:
             ours.close()
             raise

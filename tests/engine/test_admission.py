@@ -257,3 +257,19 @@ def test_seeds_are_32_bits_and_differ_for_each_output_of_a_prompt():
 def test_limits_that_cannot_work_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         make_limits(**changes)
+
+
+def test_an_answer_that_a_request_brings_is_checked_like_its_prompt():
+    engine, _ = make_engine()
+    for output, keys, words in (
+        ([1, 2, 3, 4], [], "comes with 4 tokens of an answer that may have 4"),
+        ([1, VOCAB], [], f"The answer has the token {VOCAB}"),
+        ([-1], [], "The answer has the token -1"),
+        ([1], [b"key"] * 2, "comes with 2 keys for 6 tokens"),
+    ):
+        request = make_request(range(5), 4)
+        request.output, request.keys = output, keys
+        with pytest.raises(RequestError, match=words):
+            engine.add(request)
+    request.output, request.keys = [1, 2, 3], [b"key"] * 2
+    engine.add(request)

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from hex_llm import frames
+from hex_llm.channel import Channel
 from hex_llm.engine import client as client_module
 from hex_llm.engine.client import EngineClient
 from hex_llm.engine.output import Output, Stats
@@ -89,12 +90,18 @@ def talk(main: Callable[[EngineClient, Peer], Awaitable[None]]) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             client = EngineClient()
-            await client.connect(ours)
+            await client.connect(Channel(ours))
             await main(client, Peer(theirs))
             client.close()
-            await asyncio.wait_for(client.lost.wait(), 5)
+            await loses(client)
 
     asyncio.run(run())
+
+
+async def loses(client: EngineClient) -> None:
+    async with asyncio.timeout(5):
+        while not client.lost:
+            await asyncio.sleep(0)
 
 
 def output(request_id: str, token: int, reason: FinishReason | None = None) -> Output:
@@ -107,13 +114,14 @@ def test_each_output_goes_to_the_sink_of_its_request_until_its_last():
         client.on_step = lambda outputs: steps.append(len(outputs))
         a, b = Sink(), Sink()
         client.add(make_request([1, 2], id="a"), a, "both")
-        client.add(make_request([3], id="b"), b)
+        client.add(make_request([3], id="b"), b, waited=None)
         assert client.num_requests == 2
         first, second = await peer.hear()
         assert isinstance(first, Add)
         assert isinstance(second, Add)
         assert (first.request.id, first.request.prompt, first.group) == ("a", [1, 2], "both")
         assert (second.request.id, second.group) == ("b", "b")
+        assert (first.waited, second.waited) == (0, None)
         await peer.say(Stepped([], [("a", 0.25), ("b", 0.5)]))
         await peer.say(Stepped([output("b", 5), output("a", 6)], []))
         await peer.say(Stepped([output("a", 7, FinishReason.LENGTH), output("b", 8)], []))
@@ -169,7 +177,7 @@ def test_when_the_engine_goes_every_request_fails_once_and_no_other_is_taken():
             client.add(make_request([1], id=str(index)), sink)
         await peer.say(Stepped([output("3", 1, FinishReason.LENGTH)], []))
         await peer.leave()
-        await asyncio.wait_for(client.lost.wait(), 5)
+        await loses(client)
         for sink in sinks:
             (error,) = sink.errors
             assert isinstance(error, EngineDead)
@@ -192,7 +200,7 @@ def test_a_message_that_is_none_of_the_engines_loses_the_engine():
         sink = Sink()
         client.add(make_request([1], id="a"), sink)
         await peer.say(Abort(["a"], FinishReason.ABORT))
-        await asyncio.wait_for(client.lost.wait(), 5)
+        await loses(client)
         assert len(sink.errors) == 1
 
     talk(main)
@@ -254,7 +262,7 @@ def test_a_sink_that_raises_ends_alone(raises, caplog):
         assert (other.waited, other.tokens, other.errors) == ([0.0], [2, 4], [])
         assert await peer.hear() == [Abort(["a"], FinishReason.ABORT)]
         assert client.num_requests == 1
-        assert not client.lost.is_set()
+        assert not client.lost
 
     talk(main)
     assert "The output of request a could not be taken in." in [each.getMessage() for each in caplog.records]
@@ -274,21 +282,42 @@ def test_a_sink_that_raises_at_its_last_output_is_not_aborted():
 
 def test_the_start_can_be_followed():
     async def main(client: EngineClient, peer: Peer) -> None:
+        changes = []
+        client.on_change = lambda: changes.append((client.found, client.ready, client.lost))
         assert client.silence()[1]
         await peer.say(Starting("weights", 0.5))
         assert client.progress == Starting("weights", 0.5)
-        assert not client.found.done()
+        assert client.found is None
         await peer.say(Found(2048, 100))
-        assert client.found.result() == Found(2048, 100)
+        assert client.found == Found(2048, 100)
         await peer.say(Starting("compiling", 1.0))
         assert client.silence()[1]
         await peer.say(READY)
-        assert client.ready.result() == READY
+        assert client.ready == READY
         assert not client.silence()[1]
         await peer.say(Starting("compiling", 0.0))
         assert client.silence()[1]
         await peer.say(Starting("compiling", 1.0))
         assert not client.silence()[1]
+        await peer.leave()
+        await loses(client)
+        found = Found(2048, 100)
+        assert changes == [(found, None, False), (found, READY, False), (found, READY, True)]
+
+    talk(main)
+
+
+def test_an_engine_that_is_given_up_is_lost_at_once_and_not_heard_any_more():
+    async def main(client: EngineClient, peer: Peer) -> None:
+        changes, sink = [], Sink()
+        client.on_change = lambda: changes.append(len(sink.errors))
+        client.add(make_request([1], id="a"), sink)
+        client.give_up()
+        assert (client.lost, len(sink.errors)) == (True, 1)
+        await peer.say(READY, Stepped([output("a", 1)], []))
+        await peer.leave()
+        assert (client.ready, sink.outputs, len(sink.errors)) == (None, [], 1)
+        assert changes == [0]  # once, and before the request failed
 
     talk(main)
 
@@ -297,42 +326,20 @@ def test_a_start_that_fails_leaves_its_exit_code():
     async def main(client: EngineClient, peer: Peer) -> None:
         await peer.say(Failed(3))
         await peer.leave()
-        await asyncio.wait_for(client.lost.wait(), 5)
+        await loses(client)
         assert client.exit_code == 3
-        assert not client.ready.done()
-
-    talk(main)
-
-
-def test_a_start_that_nobody_waits_for_any_more_is_no_error():
-    async def main(client: EngineClient, peer: Peer) -> None:
-        async def start() -> None:
-            await client.found
-            await client.ready
-
-        task = asyncio.create_task(start())
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        assert client.found.cancelled()
-        sink = Sink()
-        client.add(make_request([1], id="a"), sink)
-        await peer.say(Found(2048, 100), READY, Found(2048, 100), READY, Stepped([output("a", 1)], []))
-        assert sink.tokens == [1]
-        assert not client.lost.is_set()
+        assert client.ready is None
 
     talk(main)
 
 
 def test_signs_of_life_are_kept():
     async def main(client: EngineClient, peer: Peer) -> None:
-        assert (client.stats, client.late_compiles, client.late_compile_seconds) == (None, 0, 0)
-        assert client.invariant_violations == 0
+        assert client.alive is None
         await peer.say(Alive(STATS, 2, 3.5, 4))
-        assert (client.stats, client.late_compiles, client.late_compile_seconds) == (STATS, 2, 3.5)
-        assert client.invariant_violations == 4
+        assert client.alive == Alive(STATS, 2, 3.5, 4)
         await peer.say(Alive(replace(STATS, running=0), 2, 3.5, 4))
-        assert client.stats.running == 0
+        assert client.alive.stats.running == 0
 
     talk(main)
 

@@ -125,6 +125,37 @@ def test_every_schedule_gives_the_same_output(setting):
         check_logprobs(request, told, tokens, runner.model)
 
 
+@pytest.mark.parametrize("setting", range(100))
+def test_a_request_that_brings_a_part_of_its_answer_goes_on_as_if_that_had_been_made_here(setting):
+    rng = random.Random(setting)
+    requests = random_requests(rng)
+    engine, runner = random_engine(rng, max(len(request.prompt) + request.max_output for request in requests))
+    expected = {request.id: alone(request, runner.model) for request in requests}
+    brought = {request.id: rng.randrange(len(expected[request.id])) for request in requests}
+    for request in requests:
+        request.output = expected[request.id][: brought[request.id]]
+        request.num_cached = 3 if request.output else 0
+        engine.add(request)
+    told = {request.id: [] for request in requests}
+    while engine.has_work:
+        for output in engine.step():
+            told[output.request_id].append(output)
+        engine.check()
+    for request in requests:
+        outputs, new = told[request.id], expected[request.id][brought[request.id] :]
+        assert [token for output in outputs for token in output.tokens] == new
+        assert [output.finish_reason is None for output in outputs] == [True] * (len(new) - 1) + [False]
+        if brought[request.id]:
+            assert {output.num_cached for output in outputs} == {3}
+            assert all(output.prompt_logprobs is None for output in outputs)
+        if (count := request.sampling.logprobs) is not None:
+            about = logprobs_alone(request, [*request.prompt, *expected[request.id]], runner.model)
+            assert same([entry for output in outputs for entry in output.logprobs], about[-len(new) :], count)
+    fresh = [request for request in requests if not brought[request.id]]
+    if engine.limits.prefix_caching:
+        assert engine.stats().total_prefix_queries == sum(len(request.prompt) for request in fresh)
+
+
 def check_logprobs(request, told, tokens, model):
     expected = logprobs_alone(request, [*request.prompt, *tokens], model)
     of_prompt, of_output = expected[: len(request.prompt) - 1], expected[len(request.prompt) - 1 :]

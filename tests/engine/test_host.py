@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from hex_llm import frames
+from hex_llm.channel import Channel
 from hex_llm.engine import host as host_module
 from hex_llm.engine.engine import Engine
 from hex_llm.engine.host import EngineHost
@@ -56,8 +57,8 @@ class Front:
     def send(self, *messages: msgspec.Struct) -> None:
         self.connection.sendall(b"".join(map(encode, messages)))
 
-    def add(self, *requests: Request, group: str = "") -> None:
-        self.send(*(Add(request, group or request.id) for request in requests))
+    def add(self, *requests: Request, group: str = "", waited: float | None = 0.0) -> None:
+        self.send(*(Add(request, group or request.id, waited) for request in requests))
 
     def read_until(self, true: Callable[[], object]) -> None:
         """Reads until something is true; fails where the other end goes first, or it takes too long."""
@@ -144,7 +145,7 @@ class Serving:
         self.fronts = [Front(front) for front, _ in pairs]
         self.sockets = [ours for _, ours in pairs]
         others = {*threading.enumerate()}
-        self.host = EngineHost(self.sockets, queue_timeout=queue_timeout)
+        self.host = EngineHost([Channel(each) for each in self.sockets], queue_timeout=queue_timeout)
         self.readers = {*threading.enumerate()} - others
         self.thread = threading.Thread(target=self._run)
 
@@ -528,6 +529,30 @@ def test_only_what_is_too_old_is_given_up(serve, clock):
         assert front.tokens(young) == alone(young)
 
 
+def test_time_spent_waiting_elsewhere_counts_and_what_has_begun_there_waits_without_a_limit(serve, clock):
+    with serve(queue_timeout=100, max_running=1) as serving:
+        (front,) = serving.fronts
+        serving.pause = PAUSE_S
+        running, fresh, moved, begun = (make_request([n], TOKENS if n == 1 else 5) for n in range(1, 5))
+        sibling = make_request([5], 5)
+        front.add(running, fresh)
+        front.add(sibling, group="one")
+        front.add(moved, waited=60)
+        front.add(begun, group="one", waited=None)
+        wait_until(lambda: len(serving.host._entries) == 5)
+        clock.ahead = 50
+        front.finish(moved)
+        clock.ahead = 101
+        front.finish(fresh)
+        assert {*front.refused} == {moved.id, fresh.id}
+        serving.pause = 0
+        front.finish(running, begun, sibling)
+        assert front.tokens(begun) == alone(begun)
+        assert front.tokens(sibling) == alone(sibling)
+        assert front.wait_idle().invariant_violations == 0
+        assert serving.remembered == []
+
+
 # Messages of any size.
 
 
@@ -628,7 +653,7 @@ def test_a_host_that_has_lost_track_of_a_request_says_so(serve):
         front.add(request)
         front.finish(request)
         assert front.wait_idle().invariant_violations == 0
-        serving.host._enter(serving.host._connections[0], "lost", "lost")
+        serving.host._enter(serving.host._connections[0], "lost", "lost", 0.0)
         front.wait_for(Alive, lambda alive: alive.invariant_violations > 0)
         serving.host._forget("lost")
 

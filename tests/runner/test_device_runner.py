@@ -219,6 +219,34 @@ def test_penalties_count_prompt_and_output_also_after_a_preemption(engine):
     assert tokens(outputs[-1]) == sequence[len(start) :]
 
 
+def test_a_request_goes_on_from_a_part_of_its_answer_as_if_it_had_been_computed_here(engine):
+    rules = {
+        "repetition_penalty": 1.4,
+        "presence_penalty": 0.7,
+        "frequency_penalty": 0.6,
+        "logit_bias": {9: 3.0},
+        "min_tokens": 10,
+        "stop_token_ids": list(range(3, 300)),  # of which one comes as soon as it may
+    }
+    for sampling in (
+        SamplingParams(temperature=1.0, seed=5, max_tokens=24),
+        SamplingParams(temperature=0.8, top_k=20, seed=6, max_tokens=24, logprobs=2),
+        SamplingParams(temperature=1.0, seed=7, max_tokens=24, **rules),
+    ):
+        (outputs,) = run(engine, (prompt(9), sampling))
+        expected = tokens(outputs)
+        assert len(expected) >= 10
+        for num_brought in (1, 5, 9):
+            request = new_request("moved", prompt(9), sampling, engine.limits)
+            request.output = expected[:num_brought]
+            engine.add(request)
+            told = []
+            while engine.has_work:
+                told += engine.step()
+            assert tokens(told) == expected[num_brought:]
+            assert told[-1].finish_reason == outputs[-1].finish_reason
+
+
 def test_a_slot_forgets_the_rules_of_the_request_that_had_it_before(engine):
     (expected,) = run(engine, (prompt(5), GREEDY))
     for _ in range(8):  # whichever slot comes next has held rules

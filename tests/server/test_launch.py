@@ -121,14 +121,15 @@ def test_a_client_that_does_not_begin_with_tls_is_dropped(certificate, monkeypat
 
 def test_a_part_that_fails_ends_the_server_with_its_error():
     program = (
-        "import os, socket, sys\n"
+        "import socket, sys\n"
         "from hex_llm import log\n"
         "from hex_llm.config import Config\n"
         "from hex_llm.server.front import run_front\n"
         "log.configure()\n"
         "listener = socket.create_server(('127.0.0.1', 0))\n"
         "config = Config(ssl_certfile='README.md', ssl_keyfile='README.md')\n"
-        "sys.exit(run_front(config, listener, socket.socketpair()[0], os.getpid()))\n"
+        "door = socket.create_server(('127.0.0.1', 0))\n"
+        "sys.exit(run_front(config, listener, door, b'', fleet=None))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 1

@@ -1,0 +1,159 @@
+"""The engine processes of a server: starts all of them, and starts a replica again that has ended.
+
+Whoever owns it calls `poll` all the time. It blocks for no longer than the start of a process takes.
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+from hex_llm.config import Config
+from hex_llm.errors import StartError
+from hex_llm.launch.launcher import Child, Launcher
+from hex_llm.launch.placement import Replica
+from hex_llm.launch.task import Task
+from hex_llm.process import ENGINE_DIED
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.1  # between two calls of `poll`
+_STOP_S = 5.0  # that engines have to end when nobody is connected to them any more
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # before a replica is started again
+_GOOD_LIFE_S = 300.0  # after which a death has nothing to do with the one before
+
+
+class Fleet:
+    """`exit_code` is set once it is given up: where there is one replica, as soon as that has ended; where there are
+    more, when one cannot start at all. `fronts` are the addresses at which the HTTP processes listen for engines.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        launcher: Launcher,
+        placement: Sequence[Replica],
+        fronts: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+    ):
+        self.exit_code: int | None = None
+        self._config = config
+        self._launcher = launcher
+        self._fronts = tuple(fronts)
+        self._environment = environment or {}
+        self._crews = [_Crew(number, replica) for number, replica in enumerate(placement)]
+        try:
+            for crew in self._crews:
+                self._start(crew)
+        except BaseException:
+            self._end()
+            raise
+
+    def poll(self, *, restart: bool = True) -> None:
+        """Looks for processes that have ended. Without `restart` they stay so: the server is about to end itself."""
+        now = time.monotonic()
+        for crew in self._crews:
+            if crew.children and (ended := crew.ended()):
+                self._lose(crew, *ended, now=now, restart=restart)
+            elif restart and self.exit_code is None and now >= crew.start_at and crew.is_gone():
+                self._try_again(crew)
+
+    def end(self, replica: int) -> None:
+        """Has the processes of a replica that hangs end; `poll` sees to the rest."""
+        for child in self._crews[replica].children:
+            child.end()
+
+    def close(self) -> None:
+        """To be called when the HTTP processes have closed their connections, which ends engines in order."""
+        deadline = time.monotonic() + _STOP_S
+        children = [child for crew in self._crews for child in crew.children]
+        while any(child.poll() is None for child in children) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._end()
+
+    def _end(self) -> None:
+        for crew in self._crews:
+            crew.end()
+        deadline = time.monotonic() + _STOP_S
+        while not all(crew.is_gone() for crew in self._crews) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._launcher.close()
+
+    def _start(self, crew: "_Crew") -> None:
+        ranks = len(crew.replica)
+        steps = coordinator = ""
+        if ranks > 1:
+            steps, coordinator = self._launcher.addresses(crew.replica[0].host, 2)
+        crew.started = time.monotonic()
+        crew.num_starts += 1
+        for rank, seat in enumerate(crew.replica):
+            task = Task(
+                config=self._config,
+                fronts=self._fronts,
+                replica=crew.number,
+                rank=rank,
+                num_ranks=ranks,
+                num_devices=seat.num_devices,
+                devices=seat.devices,
+                steps=f"tcp:{steps}" if steps else "",
+                coordinator=coordinator,
+            )
+            crew.children.append(self._launcher.start(seat.host, task, self._environment))
+
+    def _lose(self, crew: "_Crew", rank: int, code: int, *, now: float, restart: bool) -> None:
+        crew.end()
+        if not restart or self.exit_code is not None:
+            return
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        # What it ends with where it cannot start; else it is ENGINE_DIED, 0 for want of a connection, or a signal's.
+        refused = crew.num_starts == 1 and code > 0 and code != ENGINE_DIED
+        if refused or len(self._crews) == 1:
+            self.exit_code = code if code > 0 else ENGINE_DIED
+            if self.exit_code == ENGINE_DIED:  # else it has said why
+                logger.critical("The process of %s %s.", crew.name(rank), how)
+            return
+        crew.pause = _FIRST_PAUSE_S if now - crew.started > _GOOD_LIFE_S else min(2 * crew.pause, _LONGEST_PAUSE_S)
+        crew.start_at = now + crew.pause
+        logger.error("The process of %s %s; the replica is started again in %g s.", crew.name(rank), how, crew.pause)
+
+    def _try_again(self, crew: "_Crew") -> None:
+        try:
+            self._start(crew)
+        except (OSError, StartError) as error:
+            crew.end()
+            crew.pause = min(2 * crew.pause, _LONGEST_PAUSE_S)
+            crew.start_at = time.monotonic() + crew.pause
+            logger.error("Replica %d does not start (%s); once more in %g s.", crew.number, error, crew.pause)
+
+
+class _Crew:
+    """The processes of one replica: all of them, or none."""
+
+    def __init__(self, number: int, replica: Replica):
+        self.number = number
+        self.replica = replica
+        self.children: list[Child] = []
+        self._leaving: list[Child] = []  # told to end, and perhaps still holding devices
+        self.num_starts = 0
+        self.started = 0.0
+        self.start_at = 0.0
+        self.pause = _FIRST_PAUSE_S / 2
+
+    def name(self, rank: int) -> str:
+        host = f"host {self.replica[rank].host} of " if len(self.replica) > 1 else ""
+        return f"{host}replica {self.number}"
+
+    def ended(self) -> tuple[int, int] | None:
+        """The rank and exit code of one that has ended; rather of one that says why than of one that was told."""
+        codes = [(rank, code) for rank, child in enumerate(self.children) if (code := child.poll()) is not None]
+        return max(codes, key=lambda each: each[1], default=None)
+
+    def end(self) -> None:
+        for child in self.children:
+            child.end()
+        self._leaving += self.children
+        self.children = []
+
+    def is_gone(self) -> bool:
+        """Whether nothing is left of it."""
+        self._leaving = [child for child in self._leaving if child.poll() is None]
+        return not self.children and not self._leaving

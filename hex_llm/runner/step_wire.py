@@ -1,0 +1,69 @@
+"""What the hosts of a replica say to each other."""
+
+from importlib.metadata import version
+from typing import Self
+
+import msgspec
+import numpy as np
+
+from hex_llm.runner.buckets import Bucket, Variant
+from hex_llm.runner.packed_step import PackedStep
+
+
+class Joined(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The first word of a host that follows."""
+
+    rank: int
+    versions: str
+
+
+class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A host that follows cannot go on."""
+
+    reason: str  # in words that can follow the host's name
+    exit_code: int
+
+
+class Step(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A packed step; arrays are the bytes of 32-bit integers."""
+
+    bucket: Bucket
+    variant: Variant
+    blob: bytes
+    targets: bytes | None
+    admissions: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, packed: PackedStep) -> Self:
+        return cls(
+            packed.bucket,
+            packed.variant,
+            packed.blob.tobytes(),
+            None if packed.targets is None else packed.targets.tobytes(),
+            tuple(each.tobytes() for each in packed.admissions),
+        )
+
+    def packed(self) -> PackedStep:
+        return PackedStep(
+            self.bucket,
+            self.variant,
+            _array(self.blob),
+            None if self.targets is None else _array(self.targets),
+            tuple(map(_array, self.admissions)),
+        )
+
+
+class End(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The replica ends in order."""
+
+
+type ToFollower = Step | End
+
+
+def versions() -> str:
+    """What has to be the same on all hosts: they must compile the same programs."""
+    return ", ".join(f"{name} {version(name)}" for name in ("jax", "jaxlib"))
+
+
+def _array(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, np.int32)

@@ -1,0 +1,44 @@
+"""Signatures on what goes over a network: whoever does not know the key can neither say anything nor repeat it."""
+
+import hmac
+from typing import NamedTuple
+
+NONCE = 32  # bytes that each end of a connection chooses, so that no two connections are alike
+TAG = 32  # bytes of a signature
+
+
+class Seal:
+    """Signs, or checks, the messages of one direction of one connection, in their order."""
+
+    def __init__(self, key: bytes):
+        self._key = key
+        self._number = 0
+
+    def sign(self, body: bytes) -> bytes:
+        """The signature of the next message."""
+        number, self._number = self._number, self._number + 1
+        return hmac.digest(self._key, number.to_bytes(8) + body, "sha256")
+
+    def fits(self, tag: bytes, body: bytes) -> bool:
+        """Whether this is the signature of the next message."""
+        return hmac.compare_digest(self.sign(body), tag)
+
+
+class Seals(NamedTuple):
+    """Those of one end of a connection."""
+
+    outgoing: Seal
+    incoming: Seal
+
+
+def proof(key: bytes, who: bytes, nonces: bytes) -> bytes:
+    """What only an end that knows the key can answer to the nonces of both; who: b"caller" or b"callee"."""
+    return hmac.digest(key, b"hex-llm proof " + who + nonces, "sha256")
+
+
+def seals(key: bytes, nonces: bytes, *, caller: bool) -> Seals:
+    """Each direction has a key of its own: nothing that an end has said can be said to it."""
+    by_caller, by_callee = (
+        Seal(hmac.digest(key, b"hex-llm frames of the " + who + nonces, "sha256")) for who in (b"caller", b"callee")
+    )
+    return Seals(by_caller, by_callee) if caller else Seals(by_callee, by_caller)

@@ -1,0 +1,97 @@
+"""A server of several hosts, each a command of its own, as a user would give them."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.multihost.machines import Machine, machines
+from tests.server.servers import FLAGS, free_port
+
+ASKER = Path(__file__).parent / "asker.py"
+PORT, COORDINATOR_PORT = 7080, 7090
+TWO_DEVICES = {"JAX_NUM_CPU_DEVICES": "2"}
+
+
+class Hosts:
+    """The hosts of one server. `processes[0]` is the one that answers HTTP."""
+
+    def __init__(self, found: Sequence[Machine], model: Path, folder: Path, flags: Sequence[str]):
+        self._machines = found
+        self._folder = folder
+        # Where the hosts are all this machine, other tests may have the usual ports.
+        port, first = (PORT, COORDINATOR_PORT) if found[0].enter else (free_port(), free_port())
+        self.url = f"http://{found[0].address}:{port}"
+        self._command = [
+            sys.executable, "-m", "hex_llm.server.api_server", f"--model={model}", *FLAGS, *flags,
+            f"--host={found[0].address}", f"--port={port}",
+            f"--num_hosts={len(found)}", f"--coordinator_address={found[0].address}:{first}",
+        ]  # fmt: skip
+        self.processes = [self.start(rank) for rank in range(len(found))]
+
+    def start(self, rank: int) -> subprocess.Popen[bytes]:
+        command = [*self._machines[rank].enter, *self._command, f"--host_rank={rank}"]
+        environment = os.environ | TWO_DEVICES | {"HEXLLM_CLUSTER_KEY": "sesame", "http_proxy": "http://127.0.0.1:1"}
+        with (self._folder / f"log-{rank}").open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+
+    def log(self, rank: int = 0) -> str:
+        return (self._folder / f"log-{rank}").read_text()
+
+    def logs(self) -> str:
+        return "\n".join(f"--- host {rank}\n{self.log(rank)}" for rank in range(len(self._machines)))
+
+    def wait_until_ready(self, timeout: float = 180) -> None:
+        self.wait_for("Ready after", timeout)
+
+    def wait_for(self, text: str, timeout: float, count: int = 1) -> None:
+        """Until host 0 has logged it so many times."""
+        deadline = time.monotonic() + timeout
+        while self.log().count(text) < count:
+            assert self.processes[0].poll() is None, self.logs()
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.05)
+
+    def ask(self, bodies: Sequence[dict[str, Any]]) -> "Asked":
+        return Asked(self.url, bodies, self._machines[0])
+
+    def end(self) -> None:
+        for process in reversed(self.processes):
+            process.kill()
+            process.wait()
+
+
+class Asked:
+    """Requests under way."""
+
+    def __init__(self, url: str, bodies: Sequence[dict[str, Any]], machine: Machine = Machine("127.0.0.1")):  # noqa: B008
+        command = [*machine.enter, sys.executable, str(ASKER), url]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(list(bodies)))
+        self._process.stdin.close()
+        self._process.stdin = None
+
+    def answers(self, timeout: float = 100) -> list[dict[str, Any]]:
+        return json.loads(self._process.communicate(timeout=timeout)[0])
+
+    def texts(self) -> list[str]:
+        answers = self.answers()
+        assert [answer["status"] for answer in answers] == [200] * len(answers), answers
+        return [answer["choice"]["text"] for answer in answers]
+
+
+@contextlib.contextmanager
+def hosts_serving(number: int, model: Path, folder: Path, *flags: str) -> Iterator[Hosts]:
+    with machines(number) as found:
+        hosts = Hosts(found, model, folder, flags)
+        try:
+            hosts.wait_until_ready()
+            yield hosts
+        finally:
+            hosts.end()

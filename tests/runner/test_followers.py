@@ -1,0 +1,122 @@
+"""Two hosts of a replica, each a process: steps arrive as they were sent, and one that goes takes the other along."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.runner.replica_host import as_text, packed_step
+
+SCRIPT = Path(__file__).parent / "replica_host.py"
+
+
+class Hosts:
+    """Starts hosts of one replica, and ends them."""
+
+    def __init__(self):
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, role: str, silence: float = 20.0) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        command = [sys.executable, str(SCRIPT), role, self.address, str(silence)]
+        self.started.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
+        return self.started[-1]
+
+    def pair(self, silence: float = 20.0) -> tuple[subprocess.Popen[str], subprocess.Popen[str]]:
+        """A leader that waits in a step, and its follower."""
+        leader, follower = self.start("leader", silence), self.start("follower", silence)
+        assert leader.stdout.readline() == follower.stdout.readline() == "joined\n"
+        leader.stdin.write("wait\n")
+        leader.stdin.flush()
+        return leader, follower
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    hosts = Hosts()
+    yield hosts
+    for each in hosts.started:
+        each.kill()
+        each.communicate()
+
+
+def end_of(process: subprocess.Popen[str], *, within: float = 30) -> tuple[int, str]:
+    """Its exit code, and what it said last."""
+    _, errors = process.communicate(timeout=within)
+    return process.returncode, errors
+
+
+def test_steps_arrive_as_they_were_sent_and_an_end_is_no_loss(hosts):
+    leader, follower = hosts.start("leader"), hosts.start("follower")
+    assert follower.stdout.readline() == "joined\n"
+    assert [follower.stdout.readline() for _ in range(3)] == [as_text(packed_step(n)) + "\n" for n in range(3)]
+    started = time.monotonic()
+    leader.communicate("end\n", timeout=10)
+    assert end_of(follower) == (0, "")
+    assert leader.returncode == 0
+    assert time.monotonic() - started < 2  # the leader does not wait for longer than the follower takes
+
+
+def test_a_follower_that_is_killed_ends_a_leader_that_waits_in_a_step(hosts):
+    leader, follower = hosts.pair()
+    follower.kill()
+    code, errors = end_of(leader, within=5)
+    assert code == 70
+    assert re.fullmatch(r"hex-llm: host 1 of replica 0 at 127\.0\.0\.1:\d+ is lost: .+\.\n", errors)
+
+
+def test_a_leader_that_is_killed_ends_its_followers(hosts):
+    leader, follower = hosts.pair()
+    leader.kill()
+    code, errors = end_of(follower, within=5)
+    assert code == 70
+    assert errors == f"hex-llm: host 0 of replica 0 at {hosts.address} is lost: its connection has ended.\n"
+
+
+@pytest.mark.parametrize("stopped", ["leader", "follower"])
+def test_a_host_that_stands_still_ends_the_other(hosts, stopped):
+    leader, follower = hosts.pair(silence=1.5)
+    still, other = (leader, follower) if stopped == "leader" else (follower, leader)
+    still.send_signal(signal.SIGSTOP)
+    code, errors = end_of(other, within=8)
+    assert code == 70
+    assert "is lost: nothing has been heard of it for 1.5 s." in errors
+
+
+def test_hosts_that_say_nothing_but_that_they_live_stay(hosts):
+    leader, follower = hosts.pair(silence=1.5)
+    time.sleep(3)
+    assert leader.poll() is None
+    assert follower.poll() is None
+
+
+def test_a_follower_that_cannot_start_ends_the_leader_with_its_reason_and_its_code(hosts):
+    leader = hosts.start("leader")
+    hosts.start("follower without a model")
+    output, errors = leader.communicate(timeout=30)
+    assert leader.returncode == 3
+    assert "host 1 of replica 0 at 127.0.0.1:" in errors
+    assert errors.endswith("could not start: there is no model.\n")
+    assert output.endswith("failed 3\n")
+
+
+def test_a_host_that_does_not_come_is_named(hosts):
+    code, errors = end_of(hosts.start("leader alone"))
+    assert code == 1
+    assert "StartError: Of the 2 hosts of replica 0, those of rank 1 have not connected to" in errors
+
+
+def test_a_host_with_another_key_does_not_get_in(hosts):
+    leader, stranger = hosts.start("leader"), hosts.start("stranger")
+    code, errors = end_of(stranger)
+    assert code == 1
+    assert "another HEXLLM_CLUSTER_KEY" in errors or "ended before all had come" in errors
+    assert leader.poll() is None
