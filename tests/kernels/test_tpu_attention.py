@@ -11,6 +11,7 @@ import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import tpu as pltpu
 
+from hex_llm.catalog.index import ENTRIES
 from hex_llm.kernels.paged_attention import reference, tpu, tpu_sizes
 from hex_llm.kernels.paged_attention.api import attend, prepare
 from hex_llm.kernels.rope_write.api import rope_write
@@ -172,6 +173,18 @@ def test_what_does_not_fit_is_refused_by_its_number_and_the_limit(changes, words
     pages = (100, 2, size["kv_heads"], size["page_size"], size["head_dim"])
     refused = tpu_sizes.refusal(q, pages, size["width"], size["dtype"], size["dtype"])
     assert refused is None if words is None else re.search(words, refused or "")
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("page_size", [8, 16, 32, 2048, 8192])
+def test_every_model_of_the_catalog_is_done_by_the_kernels(devices, page_size):
+    for entry in ENTRIES:
+        heads, kv_heads = entry.text["num_attention_heads"], entry.text["num_key_value_heads"]
+        head_dim = entry.text.get("head_dim") or entry.text["hidden_size"] // heads
+        if heads % devices == 0:
+            pages = (9, 2, max(kv_heads // devices, 1), page_size, head_dim)
+            width = -(-min(entry.context, 131072) // page_size)
+            assert tpu_sizes.refusal((9, heads // devices, head_dim), pages, width, BF16, BF16) is None, entry.name
 
 
 def test_on_a_tpu_a_layer_writes_and_attends_by_the_kernels(monkeypatch):
