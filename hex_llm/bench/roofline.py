@@ -1,8 +1,9 @@
 """How fast a step can be at most: what a device has to compute, to read and to send, over what its chip can do.
 
-A step is made of parts that follow each other. Each takes as long as the slowest of its three: computing, reading
-memory, sending to other devices. Nothing is counted for what real steps also do: activations in memory, norms, the
-host. So no step is faster; how much slower it is, only running it can tell.
+A step is made of parts that follow each other, as in the compiled programs, which send while they do nothing else. Each
+takes as long as the slowest of its three: computing, reading memory, sending to other devices. Nothing is counted for
+what real steps also do: activations in memory, norms, the host. So no such step is faster; how much slower it is, only
+running it can tell.
 """
 
 import math

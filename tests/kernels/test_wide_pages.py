@@ -17,10 +17,10 @@ HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, NUM_PAGES = 4, 2, 16, 8, 40
 
 def test_heads_narrower_than_a_tile_are_written_and_attended_as_the_reference_does():
     rng = np.random.default_rng(0)
-    lengths = [(1, 20), (1, 3), (7, 7), (5, 30)]
+    lengths = [(1, 20), (1, 3), (1, 30)]
     batch, used = random_batch(
-        rng, lengths, page_size=PAGE_SIZE, num_pages=NUM_PAGES, table_width=8, tokens=16, seqs=4,
-        decode_only=False, prompts_only=False,
+        rng, lengths, page_size=PAGE_SIZE, num_pages=NUM_PAGES, table_width=8, tokens=4, seqs=4,
+        decode_only=True, prompts_only=False,
     )  # fmt: skip
     tokens = batch.tokens.shape[0]
     qkv = jnp.asarray(rng.standard_normal((1, tokens, (HEADS + 2 * KV_HEADS) * HEAD_DIM), np.float32))
