@@ -146,6 +146,11 @@ class FrameProtocol[Message](asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def abort(self) -> None:
+        """Ends the connection at once, without what is still to be sent: the other end may never read it."""
+        if self._transport is not None:
+            self._transport.abort()
+
 
 async def attach(protocol: FrameProtocol[Any], connection: socket.socket, seals: Seals | None = None) -> None:
     """Has the running loop serve a connected socket, which is the loop's to close from then on."""

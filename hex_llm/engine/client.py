@@ -77,7 +77,7 @@ class EngineClient:
     def give_up(self) -> None:
         """Counts the engine as lost, whatever it still says, and ends the connection."""
         self._lose()
-        self._protocol.close()
+        self._protocol.abort()
 
     def silence(self) -> tuple[float, bool]:
         """Seconds since the engine was last heard of, and whether it may be compiling, which takes long."""

@@ -54,8 +54,13 @@ class Fleet:
         for crew in self._crews:
             if crew.children and (ended := crew.ended()):
                 self._lose(crew, *ended, now=now, restart=restart)
-            elif not crew.children and restart and self.exit_code is None and now >= crew.start_at:
+            elif restart and self.exit_code is None and now >= crew.start_at and crew.is_gone():
                 self._try_again(crew)
+
+    def end(self, replica: int) -> None:
+        """Has the processes of a replica that hangs end; `poll` sees to the rest."""
+        for child in self._crews[replica].children:
+            child.end()
 
     def close(self) -> None:
         """To be called when the HTTP processes have closed their connections, which ends engines in order."""
@@ -68,6 +73,9 @@ class Fleet:
     def _end(self) -> None:
         for crew in self._crews:
             crew.end()
+        deadline = time.monotonic() + _STOP_S
+        while not all(crew.is_gone() for crew in self._crews) and time.monotonic() < deadline:
+            time.sleep(0.01)
         self._launcher.close()
 
     def _start(self, crew: "_Crew") -> None:
@@ -95,16 +103,17 @@ class Fleet:
         crew.end()
         if not restart or self.exit_code is not None:
             return
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
         # What it ends with where it cannot start; else it is ENGINE_DIED, 0 for want of a connection, or a signal's.
         refused = crew.num_starts == 1 and code > 0 and code != ENGINE_DIED
         if refused or len(self._crews) == 1:
             self.exit_code = code if code > 0 else ENGINE_DIED
+            if self.exit_code == ENGINE_DIED:  # else it has said why
+                logger.critical("The process of %s %s.", crew.name(rank), how)
             return
         crew.pause = _FIRST_PAUSE_S if now - crew.started > _GOOD_LIFE_S else min(2 * crew.pause, _LONGEST_PAUSE_S)
         crew.start_at = now + crew.pause
-        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        who = f"host {crew.replica[rank].host} of replica {crew.number}" if rank else f"Replica {crew.number}"
-        logger.error("%s %s; the replica is started again in %g s.", who[0].upper() + who[1:], how, crew.pause)
+        logger.error("The process of %s %s; the replica is started again in %g s.", crew.name(rank), how, crew.pause)
 
     def _try_again(self, crew: "_Crew") -> None:
         try:
@@ -123,10 +132,15 @@ class _Crew:
         self.number = number
         self.replica = replica
         self.children: list[Child] = []
+        self._leaving: list[Child] = []  # told to end, and perhaps still holding devices
         self.num_starts = 0
         self.started = 0.0
         self.start_at = 0.0
         self.pause = _FIRST_PAUSE_S / 2
+
+    def name(self, rank: int) -> str:
+        host = f"host {self.replica[rank].host} of " if len(self.replica) > 1 else ""
+        return f"{host}replica {self.number}"
 
     def ended(self) -> tuple[int, int] | None:
         """The rank and exit code of one that has ended; rather of one that says why than of one that was told."""
@@ -136,4 +150,10 @@ class _Crew:
     def end(self) -> None:
         for child in self.children:
             child.end()
+        self._leaving += self.children
         self.children = []
+
+    def is_gone(self) -> bool:
+        """Whether nothing is left of it."""
+        self._leaving = [child for child in self._leaving if child.poll() is None]
+        return not self.children and not self._leaving

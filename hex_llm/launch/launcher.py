@@ -14,7 +14,7 @@ class Child(Protocol):
         ...
 
     def end(self) -> None:
-        """Ends it at once, however it is."""
+        """Has it end at once, however it is, without waiting for it: `poll` says when it has."""
         ...
 
 

@@ -25,7 +25,6 @@ class LocalChild:
     def end(self) -> None:
         """A process that is stopped or hangs ends too."""
         self._process.send_signal(signal.SIGKILL)  # which does nothing where it has ended
-        self._process.wait()
 
 
 class LocalLauncher:

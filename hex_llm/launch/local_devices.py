@@ -19,7 +19,7 @@ _COUNT_FLAG = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 _TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 # With several CPU devices the collectives of one step hold threads that others wait for: XLA's pool must be large.
 _THREADS_PER_DEVICE, _LEAST_THREADS = 4, 16
-_PLUGINS = {"tpu": ("libtpu",), "cuda": ("jax_cuda13_plugin", "jax_cuda12_plugin")}
+_PLUGINS: dict[Platform, tuple[str, ...]] = {"tpu": ("libtpu",), "cuda": ("jax_cuda13_plugin", "jax_cuda12_plugin")}
 _NAMES: dict[str, Platform] = {"cpu": "cpu", "cuda": "cuda", "gpu": "cuda", "tpu": "tpu"}  # as JAX_PLATFORMS has them
 
 
@@ -66,23 +66,28 @@ def local_devices(
     environ: Mapping[str, str], *, root: Path = Path("/"), has_module: Callable[[str], bool] | None = None
 ) -> LocalDevices:
     """What JAX will find: what JAX_PLATFORMS names first, else a TPU or GPUs with their plugin, else CPUs."""
-    found: dict[Platform, tuple[str, ...]] = {
+    accelerators: dict[Platform, tuple[str, ...]] = {
         "tpu": _tpu_chips(environ, root / "dev"),
         "cuda": _gpus(environ, root / "dev"),
     }
-    if platforms := environ.get("JAX_PLATFORMS", ""):
-        first = platforms.split(",")[0].strip()
-        platform = _NAMES.get(first)
-        if platform is None:
-            raise ConfigError(
-                f"JAX_PLATFORMS={platforms}: models can be split over devices, or copied to several, with cpu, cuda"
-                f" and tpu only, not with {first}."
-            )
-    else:
-        installed = has_module or _has_module
-        there = [name for name in found if found[name] and any(map(installed, _PLUGINS[name]))]
-        platform = there[0] if there else "cpu"
-    return LocalDevices(platform, found[platform] if platform in found else _cpus(environ))
+    wanted = _wanted(environ)
+    for platform, names in accelerators.items():
+        there = names and any(map(has_module or _has_module, _PLUGINS[platform]))
+        if platform == wanted or (wanted is None and there):
+            return LocalDevices(platform, names)
+    return LocalDevices("cpu", _cpus(environ))
+
+
+def _wanted(environ: Mapping[str, str]) -> Platform | None:
+    if not (platforms := environ.get("JAX_PLATFORMS", "")):
+        return None
+    first = platforms.split(",")[0].strip()
+    if first not in _NAMES:
+        raise ConfigError(
+            f"JAX_PLATFORMS={platforms}: models can be split over devices, or copied to several, with cpu, cuda and tpu"
+            f" only, not with {first}."
+        )
+    return _NAMES[first]
 
 
 def _gpus(environ: Mapping[str, str], dev: Path) -> tuple[str, ...]:

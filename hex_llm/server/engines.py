@@ -17,6 +17,7 @@ from hex_llm.engine.client import EngineClient
 from hex_llm.engine.router import Router
 from hex_llm.engine.wire import Hello
 from hex_llm.frames import Broken
+from hex_llm.launch.fleet import Fleet
 from hex_llm.process import machine
 
 logger = logging.getLogger(__name__)
@@ -40,12 +41,13 @@ class _Member:
 class Engines:
     """`hung` are the replicas that were ended for their silence, and have not come back."""
 
-    def __init__(self, config: Config, router: Router, door: socket.socket, key: bytes):
+    def __init__(self, config: Config, router: Router, door: socket.socket, key: bytes, fleet: Fleet | None):
         self.hung: set[int] = set()
         self._config = config
         self._router = router
         self._door = door
         self._key = key
+        self._fleet = fleet
         self._members: dict[int, _Member] = {}
         self._greeters = ThreadPoolExecutor(_GREETERS, thread_name_prefix="greet")
         self._greetings: set[asyncio.Task[None]] = set()
@@ -110,7 +112,9 @@ class Engines:
         await asyncio.sleep(_STACKS_S)
         _send(member, signal.SIGKILL)
         if self._members[replica] is member:
-            self._router.drop(replica)  # one that is elsewhere ends when nobody is connected to it
+            if self._fleet is not None and not member.client.lost:
+                self._fleet.end(replica)
+            self._router.drop(replica)  # an engine also ends when nobody is connected to it
 
     def close(self) -> None:
         self._door.close()

@@ -68,7 +68,7 @@ class _Front:
         self._fleet = fleet
         self._started = time.monotonic()
         self._router = Router(config.data_parallel_size, queue_timeout=config.queue_timeout_s)
-        self._engines = Engines(config, self._router, door, key)
+        self._engines = Engines(config, self._router, door, key, fleet)
         self._server = Server(config, self._router, keys, index=index)
         self._http = HttpServer(make_app(self._server), config)
         self._stop = asyncio.Event()  # told to
@@ -113,7 +113,7 @@ class _Front:
             if fleet.exit_code is not None and not self._router.lost.is_set():
                 await asyncio.sleep(_CONNECT_S)
                 if not self._router.lost.is_set():  # else its connection has told
-                    self._router.exit_code = fleet.exit_code
+                    self._router.exit_code = fleet.exit_code if fleet.exit_code != ENGINE_DIED else None
                     self._router.lost.set()
             await asyncio.sleep(POLL_S)
 

@@ -38,6 +38,9 @@ class FakeReplica:
     def close(self) -> None:
         self.die()
 
+    def abort(self) -> None:
+        self.die()
+
     def die(self) -> None:
         self.dead = True
         self.client._lose()

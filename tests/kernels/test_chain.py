@@ -82,7 +82,7 @@ def test_a_chain_of_kernels_gives_the_logits_and_pages_of_the_plain_way(both_way
     lengths = [40, 1, 33]
     keys = iter(range(100))
     model = build(
-        Llama, ARCH, lambda s: random(next(keys), s.shape(ARCH), 0.06) + (jnp.bfloat16(1) if s.neutral else 0)
+        Llama, ARCH, lambda s: random(next(keys), s.shape(Split(ARCH, 1)), 0.06) + (jnp.bfloat16(1) if s.neutral else 0)
     )
     pages = (2 * len(lengths) + 1, 2, ARCH.num_kv_heads, PAGE, ARCH.head_dim)
     kv = tuple(random(next(keys), pages) for _ in range(ARCH.num_layers))

@@ -18,13 +18,14 @@ class Process:
         self.task = task
         self.code: int | None = None
         self.told = False
+        self.slow = False  # to end when it is told to
 
     def poll(self) -> int | None:
         return self.code
 
     def end(self) -> None:
         self.told = True
-        if self.code is None:
+        if self.code is None and not self.slow:
             self.code = -9
 
 
@@ -142,6 +143,30 @@ def test_when_one_host_of_a_replica_ends_the_others_are_ended_and_all_start_anew
     seconds_until_started(hosts, fleet, clock)
     assert [each.host for each in hosts.alive] == [0, 1, 2, 3]
     assert hosts.alive[3].task.steps != hosts.started[3].task.steps
+
+
+def test_a_replica_is_not_started_while_a_process_of_it_still_has_its_devices(clock):
+    hosts = Hosts()
+    fleet = make(hosts, tensor=4, data=2, num_hosts=4, local_devices=2)
+    hosts.started[2].slow = True
+    hosts.started[3].code = ENGINE_DIED
+    for _ in range(20):
+        clock.now += 1
+        fleet.poll()
+    assert len(hosts.started) == 4
+    hosts.started[2].code = -9
+    fleet.poll()
+    assert len(hosts.started) == 6
+
+
+def test_a_replica_that_hangs_can_be_ended_and_comes_back(clock):
+    hosts = Hosts()
+    fleet = make(hosts, data=2)
+    fleet.end(1)
+    assert [each.told for each in hosts.started] == [False, True]
+    fleet.poll()
+    seconds_until_started(hosts, fleet, clock)
+    assert [each.task.replica for each in hosts.alive] == [0, 1]
 
 
 @pytest.mark.parametrize(("code", "expected"), [(-9, ENGINE_DIED), (0, ENGINE_DIED), (3, 3), (70, 70)])

@@ -1,5 +1,6 @@
 """Work that several processes would do at the same time is done by one after the other."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -69,3 +70,19 @@ def test_what_the_body_raises_is_passed_on_and_the_lock_is_free(tmp_path):
     with pytest.raises(ZeroDivisionError), turn(tmp_path / "lock"):
         raise ZeroDivisionError
     assert not (tmp_path / "lock").exists()
+
+
+def test_a_lock_that_was_removed_before_it_was_taken_is_made_anew(tmp_path, monkeypatch):
+    lock, opened = tmp_path / "lock", []
+
+    def open_and_remove_once(path, *arguments):
+        opened.append(path)
+        file = real_open(path, *arguments)
+        if len(opened) == 1:
+            lock.unlink()
+        return file
+
+    real_open = os.open
+    monkeypatch.setattr(os, "open", open_and_remove_once)
+    with turn(lock):
+        assert lock.exists()

@@ -237,15 +237,6 @@ def test_a_replica_that_cannot_start_ends_the_server_with_its_reason(folder, tmp
     assert "beyond the model's context length" in server.log.read_text().splitlines()[-1]
 
 
-def test_a_replica_that_is_killed_while_it_starts_ends_the_server(folder, tmp_path):
-    with running_server(folder, tmp_path / "log", "--data_parallel_size=2", ready=False, **TWO_DEVICES) as server:
-        wait_for(lambda: "Loading" in server.log.read_text(), 60, "no engine has got anywhere")
-        children = engines(server)
-        os.kill(children[1], signal.SIGKILL)
-        assert server.process.wait(20) == 70
-    assert not any(Path(f"/proc/{pid}").exists() for pid in children.values())
-
-
 def test_more_replicas_than_devices_are_refused_at_once(folder):
     command = [sys.executable, "-m", "hex_llm.server.api_server", f"--model={folder}", f"--port={free_port()}", *FLAGS]
     started = time.monotonic()

@@ -8,6 +8,8 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -17,6 +19,7 @@ from hex_llm.engine.request import FinishReason
 from hex_llm.engine.router import Router
 from hex_llm.engine.wire import Abort, Hello, Ready
 from hex_llm.frames import encode
+from hex_llm.launch.fleet import Fleet
 from hex_llm.process import machine
 from hex_llm.server import engines as engines_module
 from hex_llm.server.engines import Engines
@@ -33,7 +36,9 @@ class Door:
     def __init__(self, listener: socket.socket):
         self.address = address_of(listener)
         self.router = Router(2)
-        self.engines = Engines(CONFIG, self.router, listener, KEY)
+        self.ended: list[int] = []
+        fleet = cast(Fleet, SimpleNamespace(end=self.ended.append))
+        self.engines = Engines(CONFIG, self.router, listener, KEY, fleet)
 
     async def connect(self, hello: Hello, key: bytes = KEY) -> Channel:
         channel = await asyncio.to_thread(call, self.address, key, timeout=5)
@@ -182,6 +187,7 @@ def test_an_engine_that_falls_silent_is_ended_wherever_it_is(tmp_path, monkeypat
                 assert time.monotonic() - started < 5
             assert await asyncio.to_thread(is_closed_after_all, silent)
             assert here.engines.hung == {1}
+            assert here.ended == [1]
             assert here.router.replicas[0].is_up
 
     asyncio.run(main())

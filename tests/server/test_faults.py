@@ -186,6 +186,14 @@ def test_a_server_that_starts_answers_503_and_ends_when_told(folder, tmp_path):
     wait_for(lambda: all(map(is_gone, children)), 2, "a process is left over")
 
 
+def test_an_engine_that_ends_before_it_has_connected_ends_the_server(folder, tmp_path):
+    with running_server(folder, tmp_path / "log", ready=False) as server:
+        wait_for(server.children, 10, "no process was started")
+        os.kill(server.engine_pid, signal.SIGKILL)
+        assert server.process.wait(15) == 70
+    assert children_of(server.process.pid) == {}
+
+
 def test_an_engine_that_hangs_is_given_up(folder, tmp_path):
     with running_server(folder, tmp_path / "log", "--step_timeout_s=3") as server:
         load = Load(server, long_bodies(40), concurrency=16)
