@@ -84,7 +84,7 @@ class _Agent:
                 case Start(number, task, environment):
                     self._children[number] = start_engine(task, environment | self._environment)
                 case End(number):
-                    if child := self._children.pop(number, None):
+                    if child := self._children.get(number):
                         child.end()
                 case Stop(reason):
                     if reason:

@@ -5,6 +5,7 @@ lost takes its processes along, and may come back.
 """
 
 import logging
+import signal
 import socket
 import threading
 import time
@@ -97,6 +98,7 @@ class Agents:
         address; what stands for it is replaced when it has."""
         with self._lock:
             self._check_host(host)
+            self._ports = {child: ports for child, ports in self._ports.items() if child.exit_code is None}
             taken = {port for ports in self._ports.values() for port in ports}
             ports: list[int] = []
             port = self._place.coordinator.port
@@ -131,7 +133,6 @@ class Agents:
         with self._lock:
             if not self._all_there():
                 if self._problem is not None:
-                    logger.critical("%s", self._problem)
                     child.exit_code = self._problem.exit_code
                 return
             child.is_begun = True
@@ -149,12 +150,12 @@ class Agents:
         host.peer.send(Start(child.number, task, environment))
 
     def end(self, child: HostChild) -> None:
+        """Tells the host that has it; one that has not begun has ended."""
         with self._lock:
-            self._ports.pop(child, None)
             host = self._hosts.get(child.host)
-            is_there = host is not None and host.children.pop(child.number, None) is not None
-            if child.exit_code is None:
-                child.exit_code = -9
+            if not child.is_begun and child.exit_code is None:
+                child.exit_code = -signal.SIGKILL
+            is_there = host is not None and child.number in host.children
         if host is not None and is_there:
             host.peer.send(End(child.number))
 
@@ -172,6 +173,7 @@ class Agents:
                 f"Of --num_hosts={self._place.num_hosts}, host {names} has not connected to"
                 f" {self._place.coordinator} within {self._gather:g} s."
             )
+            logger.critical("%s", self._problem)
         elif now > self._say_at:
             self._say_at = now + _SAY_S
             logger.info("Waiting at %s for host %s.", self._place.coordinator, names)

@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import logging
 import os
+import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -69,6 +70,7 @@ class RayChild:
         self._actor = actor
         self._exit_code = exit_code  # of which Ray will know
         self._name = name
+        self._told = False
         self._ended: int | None = None
 
     def poll(self) -> int | None:
@@ -76,14 +78,14 @@ class RayChild:
             try:
                 self._ended = ray.get(self._exit_code)
             except RayError as error:
-                logger.error("The Ray actor of %s is lost: %s", self._name, str(error).splitlines()[0])
-                self._ended = ENGINE_DIED
+                if not self._told:
+                    logger.error("The Ray actor of %s is lost: %s", self._name, str(error).splitlines()[0])
+                self._ended = -signal.SIGKILL if self._told else ENGINE_DIED
         return self._ended
 
     def end(self) -> None:
+        self._told = True
         ray.kill(self._actor)
-        if self._ended is None:
-            self._ended = -9
 
 
 class RayLauncher:

@@ -145,7 +145,8 @@ def test_a_process_there_can_be_ended_and_ends_with_its_host(cluster):
     child = begin(cluster)
     (pid,) = wait_for(lambda: children_of(agent.pid))
     child.end()
-    wait_for(lambda: pid not in children_of(agent.pid))
+    assert wait_for(child.poll) == -signal.SIGKILL
+    assert pid not in children_of(agent.pid)
     begin(cluster)
     (pid,) = wait_for(lambda: children_of(agent.pid))
     agent.kill()

@@ -49,10 +49,10 @@ class Hosts:
     def wait_until_ready(self, timeout: float = 180) -> None:
         self.wait_for("Ready after", timeout)
 
-    def wait_for(self, text: str, timeout: float, count: int = 1) -> None:
-        """Until host 0 has logged it so many times."""
+    def wait_for(self, text: str, timeout: float, *, rank: int = 0, count: int = 1) -> None:
+        """Until a host has logged it so many times."""
         deadline = time.monotonic() + timeout
-        while self.log().count(text) < count:
+        while self.log(rank).count(text) < count:
             assert self.processes[0].poll() is None, self.logs()
             assert time.monotonic() < deadline, self.logs()
             time.sleep(0.05)
@@ -77,13 +77,18 @@ class Asked:
         self._process.stdin.close()
         self._process.stdin = None
 
+    def wait_until_under_way(self) -> None:
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "under way\n"
+
     def answers(self, timeout: float = 100) -> list[dict[str, Any]]:
-        return json.loads(self._process.communicate(timeout=timeout)[0])
+        output, _ = self._process.communicate(timeout=timeout)
+        return json.loads(output.splitlines()[-1])
 
     def texts(self) -> list[str]:
         answers = self.answers()
         assert [answer["status"] for answer in answers] == [200] * len(answers), answers
-        return [answer["choice"]["text"] for answer in answers]
+        return [answer["text"] for answer in answers]
 
 
 @contextlib.contextmanager

@@ -42,12 +42,13 @@ def test_two_hosts_answer_as_one_process_and_one_that_is_lost_ends_them_all(mode
     with hosts_serving(2, model, tmp_path, "--tensor_parallel_size=4") as hosts:
         assert hosts.ask(bodies(RULES)).texts() == alone["rules"]
         asked = hosts.ask(bodies(LONG))
-        hosts.wait_for("sequences run", 30)
+        asked.wait_until_under_way()
         started = time.monotonic()
         hosts.processes[1].kill()
         answers = asked.answers()
-        assert {answer["status"] for answer in answers} == {500}
-        assert all("The engine stopped while it worked on the request." in answer["error"] for answer in answers)
+        # 503 is for one that came when the engine had gone.
+        assert {500} <= {answer["status"] for answer in answers} <= {500, 503}
+        assert any("The engine stopped while it worked on the request." in answer["error"] for answer in answers)
         assert hosts.processes[0].wait(30) == 70
         assert time.monotonic() - started < 30
         assert re.search(r"[Hh]ost 1 (of replica 0 )?at \S+ is lost: .+\.\n", hosts.log())
@@ -65,10 +66,10 @@ def test_replicas_on_two_hosts_lose_no_request_with_a_host_which_may_come_back(m
     flags = ("--tensor_parallel_size=2", "--data_parallel_size=2")
     with hosts_serving(2, model, tmp_path, *flags) as hosts:
         asked = hosts.ask(bodies(LONG))
-        hosts.wait_for("sequences run", 30)
+        asked.wait_until_under_way()
         hosts.processes[1].kill()
         assert asked.texts() == alone["long"]
         hosts.wait_for("Host 1 at", 5)
         hosts.processes[1] = hosts.start(1)
-        hosts.wait_for("Host 1 is there", 30, count=2)
+        hosts.wait_for("Engine built", 60, rank=1, count=2)
         assert hosts.ask(bodies(RULES, times=2)).texts() == alone["rules"] * 2
