@@ -22,8 +22,10 @@ from typing import Any
 
 import numpy as np
 
-HBM_TBPS = 4.8  # as published
-MATMUL_TFLOPS = 790.0  # as measured, see h200_settings.py
+from benchmarks.h200_settings import MATMUL_TFLOPS
+from hex_llm.catalog.chips import CHIPS
+
+HBM_TBPS = CHIPS["h200"].bandwidth / 1e12
 MODELS = ("meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-7B", "google/gemma-2-9b", "mistralai/Mixtral-8x7B-v0.1")
 FLAGS = ("--load_format=dummy", "--dtype=bfloat16", "--enable_chunked_prefill", "--no-warmup")
 PROMPT = 8192  # tokens, where the model's context has them

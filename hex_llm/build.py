@@ -31,7 +31,8 @@ from hex_llm.parallel.hosts import least_of_hosts
 from hex_llm.parallel.mesh import make_mesh
 from hex_llm.runner.buckets import SEPARATE, TOGETHER, Buckets
 from hex_llm.runner.cache_folder import use_cache
-from hex_llm.runner.compiler import Compiler
+from hex_llm.runner.compiler import Compiler, DoesNotFit
+from hex_llm.runner.kernel_checks import check_attention
 from hex_llm.runner.layout import Shapes
 from hex_llm.runner.memory import Memory, Needs, Share, plan_blocks
 from hex_llm.runner.programs import Forward, Program, Programs, ScorePrompt, all_programs, choosing_programs
@@ -128,8 +129,10 @@ def build_runner(
         mesh.devices.flat[0].device_kind,
     )
     load_weights = _weights(config, model, mesh, partial(report, WEIGHTS))
-    buckets = _buckets(config, model, mesh)
-    compiler, needs = _plan(config, model, mesh, buckets, report)
+    buckets = make_buckets(config, model, mesh)
+    memory = Memory.of(mesh.local_devices)
+    plan = plan_memory(config, model, mesh, buckets, memory, report)
+    compiler, needs = plan.compiler, plan.needs
     limits = _limits(config, model, compiler.programs.shapes.num_pages)
     report(WEIGHTS, 0.0)
     # Made on the device, and at once: a GPU's compiler, which comes next, finds out there which matmul is the fastest.
@@ -163,11 +166,25 @@ def _phase(done: str, report: Callable[[float], None]) -> Iterator[None]:
     logger.info("%s in %.1f s.", done, time.monotonic() - started)
 
 
-def _plan(
-    config: Config, model: Model, mesh: jax.sharding.Mesh, buckets: Buckets, report: Report
-) -> tuple[Compiler, Needs]:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the devices' memory goes to."""
+
+    compiler: Compiler  # of programs for as many KV blocks as there are to be
+    needs: Needs
+    measured: Compiler  # that has the largest programs compiled, where that was done
+
+
+def plan_memory(
+    config: Config,
+    model: Model,
+    mesh: jax.sharding.Mesh,
+    buckets: Buckets,
+    memory: Memory,
+    report: Report = _tell_nobody,
+) -> Plan:
     """How many KV blocks there are, which is a part of every compiled shape, and what the memory goes to."""
-    weights, memory = family(model.arch).weights, Memory.of(mesh.local_devices)
+    weights = family(model.arch).weights
     params = abstract(weights, model.arch, mesh, model.dtype)
     lowered = config.cache_folder and config.cache_folder / "lowered"
 
@@ -189,23 +206,33 @@ def _plan(
         return least_of_hosts(blocks)  # all have the same shapes
 
     one_page = compiler_for(1).programs
+    check_attention(one_page)
     needs = Needs(
         weights=bytes_per_device(weights, model.arch, mesh, model.dtype),
         state=_bytes((one_page.slots, one_page.history)),
         temporaries=0,
         block=_bytes(one_page.kv),
     )
-    compiler = compiler_for(fill(needs))
+    compiler = measured = compiler_for(fill(needs))
     # Where the device's memory is its own, a step that does not fit must show now, warm-up or not.
     if config.enable_jit and (config.warmup or memory.kv_limit is None):
-        done = "Planned memory, with the largest steps compiled,"
-        with _phase(done, partial(report, PLANNING)), ThreadPoolExecutor() as pool:
-            temporaries, results = zip(*pool.map(compiler.memory, _largest(buckets)), strict=True)
-        # One program runs at a time, beside what those before it in the step have left for it and for others.
-        needs = dataclasses.replace(needs, temporaries=max(temporaries) + sum(results))
+        with _phase("Planned memory, with the largest steps compiled,", partial(report, PLANNING)):
+            try:
+                temporaries = _temporaries(measured, buckets)
+            except DoesNotFit:  # beside so many blocks, says a compiler that knows how large the device is
+                measured = compiler_for(_sequence_blocks(config, model) + 1)
+                temporaries = _temporaries(measured, buckets)
+        needs = dataclasses.replace(needs, temporaries=temporaries)
         if fill(needs) != compiler.programs.shapes.num_pages:
             compiler = compiler_for(fill(needs))
-    return compiler, needs
+    return Plan(compiler, needs, measured)
+
+
+def _temporaries(compiler: Compiler, buckets: Buckets) -> int:
+    """One program runs at a time, beside what those before it in the step have left for it and for others."""
+    with ThreadPoolExecutor() as pool:
+        temporaries, results = zip(*pool.map(compiler.memory, largest_programs(buckets)), strict=True)
+    return max(temporaries) + sum(results)
 
 
 def _weights(
@@ -238,7 +265,7 @@ def _step_tokens(config: Config, model: Model) -> tuple[int, int | None]:
     return tokens, min(max(GPU_MIXED_TOKENS, 2 * config.max_decode_seqs), tokens) if on_gpu else None
 
 
-def _buckets(config: Config, model: Model, mesh: jax.sharding.Mesh) -> Buckets:
+def make_buckets(config: Config, model: Model, mesh: jax.sharding.Mesh) -> Buckets:
     step_tokens, _ = _step_tokens(config, model)
     mixed_seqs = config.max_decode_seqs if config.enable_chunked_prefill else config.prefill_seqs
     on_cpu = backend() == "cpu"
@@ -256,7 +283,7 @@ def _buckets(config: Config, model: Model, mesh: jax.sharding.Mesh) -> Buckets:
     )
 
 
-def _largest(buckets: Buckets) -> list[Program]:
+def largest_programs(buckets: Buckets) -> list[Program]:
     """The programs that take the most memory."""
     largest = buckets.largest()
     rows = max(bucket.rows for bucket in largest)

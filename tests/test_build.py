@@ -7,8 +7,11 @@ import pytest
 from hex_llm import build
 from hex_llm.config import Config
 from hex_llm.engine.limits import Limits
+from hex_llm.errors import OutOfMemory
 from hex_llm.parallel.mesh import make_mesh
 from hex_llm.runner.buckets import SEPARATE, TOGETHER, Buckets
+from hex_llm.runner.compiler import Compiler, DoesNotFit
+from hex_llm.runner.memory import Memory
 from tests.checkpoints import write_llama
 
 
@@ -26,7 +29,7 @@ def chosen(folder, monkeypatch):
         model, mesh = build.find_model(config), make_mesh()
         with monkeypatch.context() as patch:
             patch.setattr(jax, "default_backend", lambda: backend)
-            return build._limits(config, model, 100_000), build._buckets(config, model, mesh)
+            return build._limits(config, model, 100_000), build.make_buckets(config, model, mesh)
 
     return choose
 
@@ -117,3 +120,36 @@ def test_on_a_gpu_a_sequence_alone_has_a_step_unless_the_padding_is_more_than_th
 def test_only_a_cpu_looks_at_run_time_for_what_choosing_a_token_takes(chosen, backend, variants):
     _, buckets = chosen(backend)
     assert buckets.variants == variants
+
+
+@pytest.fixture
+def planned(folder, monkeypatch):
+    """Plans for a device whose compiler refuses steps with more than `most` blocks beside them; gives the blocks that
+    were tried, and those that there are to be."""
+
+    def plan(most: int) -> tuple[list[int], int]:
+        tried = []
+
+        def memory(compiler: Compiler, program: object) -> tuple[int, int]:
+            tried.append(compiler.programs.shapes.num_pages)
+            if tried[-1] > most:
+                raise DoesNotFit("too large")
+            return 2**20, 0
+
+        monkeypatch.setattr(Compiler, "memory", memory)
+        config = Config(model=str(folder), compilation_cache_dir="", hbm_utilization_factor=1.0, max_model_len=1024)
+        model, mesh = build.find_model(config), make_mesh(1)
+        plan = build.plan_memory(config, model, mesh, build.make_buckets(config, model, mesh), Memory(2**30, 0))
+        return list(dict.fromkeys(tried)), plan.compiler.programs.shapes.num_pages
+
+    return plan
+
+
+def test_a_step_that_is_too_large_beside_all_blocks_is_measured_beside_those_of_one_sequence(planned):
+    (all_blocks,), fitting = planned(10**9)
+    assert planned(all_blocks - 1) == ([all_blocks, 1024 // 32 + 1], fitting)
+
+
+def test_a_step_that_is_too_large_beside_one_sequence_ends_the_start(planned):
+    with pytest.raises(OutOfMemory, match="too large"):
+        planned(1)

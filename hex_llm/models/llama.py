@@ -86,7 +86,8 @@ def attention(
     """[T, D] -> [n, T, D], to be added; the tokens' keys and values are written to the pages."""
     norms = None if weights.q_norm is None or weights.k_norm is None else (weights.q_norm, weights.k_norm)
     qkv = linear_parts(x, weights.qkv)
-    q, pages = rope_write(qkv, rope, pages, batch, x.dtype, bias=weights.qkv_bias, norms=norms, rms=arch.rms)
+    options = {"bias": weights.qkv_bias, "norms": norms, "rms": arch.rms, "head_dim": arch.head_dim}
+    q, pages = rope_write(qkv, rope, pages, batch, x.dtype, **options)
     out = attend(
         q,
         pages,

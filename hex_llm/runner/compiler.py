@@ -15,12 +15,17 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hex_llm.errors import OutOfMemory
 from hex_llm.runner.lowering import Lowering
 from hex_llm.runner.programs import Program, Programs
 from hex_llm.runner.turns import turn
 from hex_llm.runner.xla_options import compiler_options
 
 logger = logging.getLogger(__name__)
+
+
+class DoesNotFit(OutOfMemory):
+    """What a program needs beside its arguments, or with them, is more than the device has: its compiler says so."""
 
 
 class Compiler:
@@ -103,7 +108,13 @@ class Compiler:
         with turn(path.with_suffix(".lock") if path and alone else None):
             with self._lock:  # it is all Python: side by side, each would only come later to what is not
                 lowered = self._lowering.lower(program)
-            return lowered.compile(compiler_options=compiler_options(self.programs, program))
+            try:
+                return lowered.compile(compiler_options=compiler_options(self.programs, program))
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error):
+                    raise
+                said = str(error).strip().partition("\n")[0]
+                raise DoesNotFit(f"A step is too large for the device's memory. The compiler says: {said}") from error
 
 
 def _uncompiled(function: Callable) -> Callable:

@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from hex_llm.kernels.paged_attention.api import page_width
 from hex_llm.models.arch import Arch
 from hex_llm.models.split import Split
+from hex_llm.parallel.backend import backend
 from hex_llm.parallel.sharding import PAGES, VOCABULARY, WHOLE
 from hex_llm.runner.buckets import Bucket, Buckets, Variant
 from hex_llm.runner.choose import choose, choose_any, process, remember, score
@@ -93,7 +95,8 @@ class Programs:
     @property
     def kv(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         shapes, split = self.shapes, Split.over(self.arch, self.mesh)
-        page = (shapes.num_pages, 2, split.kv_heads * split.num_devices, shapes.page_size, self.arch.head_dim)
+        width = page_width(self.arch.head_dim)
+        page = (shapes.num_pages, 2, split.kv_heads * split.num_devices, shapes.page_size, width)
         return (self._array(page, self.dtype, PAGES),) * self.arch.num_layers
 
     @property
@@ -183,7 +186,9 @@ class Programs:
         return self._array(array.shape, array.dtype)
 
     def _array(self, shape: tuple[int, ...], dtype: Any, spec: PartitionSpec = WHOLE) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, spec) if self.is_split else None)
+        elsewhere = backend() != jax.default_backend()  # and not on the device that JAX would take
+        sharding = NamedSharding(self.mesh, spec) if self.is_split or elsewhere else None
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
 def all_programs(buckets: Buckets) -> Iterator[Program]:

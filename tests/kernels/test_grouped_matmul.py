@@ -183,14 +183,18 @@ def test_the_kernel_for_many_tokens_does_what_the_reference_says(
     assert_close(out, arrays, activation)
 
 
-def test_tpus_do_what_the_reference_says():
+@pytest.mark.parametrize(
+    ("width", "size"),
+    [(128, 256), (256, 192), (720, 180)],  # in whole tiles; with columns that fill none, and neither
+)
+def test_tpus_do_what_the_reference_says(width, size):
     from hex_llm.kernels.grouped_matmul import tpu
 
-    arrays = inputs(300, 2, 4, 128, 256, bias=True, among=3)
+    arrays = inputs(300, 2, 4, width, size, bias=True, among=3)
     assert tpu.supports(arrays[0], arrays[1], arrays[3])
     run = jax.jit(tpu.experts, static_argnames=("activation", "interpret"))
     out = run(*arrays, activation="clamped_silu", interpret=True)
-    assert out.shape == (1, 300, 128)
+    assert out.shape == (1, 300, width)
     assert_close(out, arrays, "clamped_silu")
 
 

@@ -7,8 +7,9 @@ from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
 from hex_llm.kernels.activation import Activation, gated
 from hex_llm.kernels.grouped_matmul.groups import combine, group_rows
 
-LANES = 128
-# Of rows, the first that experts fill; of columns and of what is summed over, the first that divides.
+LANES, SUBLANES = 128, 16  # a tile of bf16
+# Of rows, the first that experts fill; of columns and of what is summed over, the first that divides, or the largest,
+# of which the last is then not full.
 TILES = (512, 256, 128)
 
 
@@ -16,7 +17,7 @@ def supports(x: Array, gate_up: Array, down: Array) -> bool:
     """Whether the product does these types and sizes."""
     _, width, size = down.shape
     typed = x.dtype == gate_up.dtype == down.dtype and x.dtype in (jnp.bfloat16, jnp.float32)
-    return typed and width > 0 and size > 0 and width % LANES == 0 and size % LANES == 0
+    return typed and min(width, size) >= LANES
 
 
 def experts(
@@ -39,9 +40,16 @@ def experts(
 
     def product(rows: Array, weight: Array) -> Array:
         _, out, summed = weight.shape
-        columns, depth = (next(n for n in TILES if size % n == 0) for size in (out, summed))
+        columns, depth = (next((n for n in TILES if size % n == 0), TILES[0]) for size in (out, summed))
+        lies_turned = _lies_turned(out, summed)
         return gmm(
-            rows, weight, sizes, jnp.float32, tiling=(tile, depth, columns), transpose_rhs=True, interpret=interpret
+            rows,
+            weight.swapaxes(1, 2) if lies_turned else weight,
+            sizes,
+            jnp.float32,
+            tiling=(tile, min(depth, summed), min(columns, out)),
+            transpose_rhs=not lies_turned,
+            interpret=interpret,
         )
 
     both = product(x[groups.token], gate_up)
@@ -51,3 +59,14 @@ def experts(
     size = both.shape[1] // 2
     hidden = gated(activation, both[:, :size], both[:, size:]).astype(x.dtype)
     return combine(product(hidden, down), groups, share).astype(x.dtype)[None]
+
+
+def _lies_turned(rows: int, columns: int) -> bool:
+    """Whether XLA keeps a [rows, columns] matrix column by column, as it does where that fills tiles better. A kernel
+    that takes it otherwise gets a copy of all the weights, made anew in every step.
+    """
+
+    def tiles(rows: int, columns: int) -> int:
+        return -(-rows // SUBLANES) * -(-columns // LANES)
+
+    return tiles(columns, rows) < tiles(rows, columns)

@@ -8,29 +8,50 @@ from jax import Array
 
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.hopper import is_hopper
-from hex_llm.kernels.paged_attention import reference, xla
-from hex_llm.kernels.paged_attention.write import write_pages
+from hex_llm.kernels.paged_attention import reference, write, xla
 from hex_llm.kernels.window import Window
 from hex_llm.parallel.backend import backend
 
-BEST = {"cpu": "xla", "gpu": "xla", "tpu": "xla"}  # where it is no Hopper GPU
+TPU_LANES = 128
+BEST = {"cpu": "xla", "gpu": "xla", "tpu": "tpu"}  # where it is no Hopper GPU
 
 
 def prepare(batch: Batch, q: Any, pages: Any, windows: Iterable[Window | None]) -> Batch:
     """The batch, with what its layers' attention can share computed once. `q` [T, N, H] and `pages` are the arrays of
     any layer, or their shapes."""
-    if _best() != "gpu":
-        return batch
-    from hex_llm.kernels.paged_attention import gpu
+    match _best():
+        case "gpu":
+            from hex_llm.kernels.paged_attention.gpu import plans
+        case "tpu":
+            from hex_llm.kernels.paged_attention.tpu import plans
+        case _:
+            return batch
+    return dataclasses.replace(batch, plans=plans(batch, q, pages, windows))
 
-    return dataclasses.replace(batch, plans=gpu.plans(batch, q, pages, windows))
+
+def page_width(head_dim: int) -> int:
+    """Numbers that pages have for each head of a token: those past `head_dim` mean nothing.
+
+    A TPU keeps whole tiles of its memory anyway. Of pages whose heads fill none, XLA would make something else, and
+    turn all of them into what the kernels take, and back, in every layer.
+    """
+    return -(-head_dim // TPU_LANES) * TPU_LANES if _best() == "tpu" else head_dim
+
+
+def write_pages(pages: Array, k: Array, v: Array, batch: Batch, *, implementation: str | None = None) -> Array:
+    """See `write.write_pages` for what it does; what becomes of page 0 means nothing."""
+    if (implementation or _best()) == "tpu":
+        from hex_llm.kernels.paged_attention import tpu
+
+        return tpu.write_pages(pages, k, v, batch)
+    return write.write_pages(pages, k, v, batch)
 
 
 def paged_attention(
     q: Array, k: Array, v: Array, pages: Array, batch: Batch, *, implementation: str | None = None, **options: Any
 ) -> tuple[Array, Array]:
     """See `reference.paged_attention` for what it computes."""
-    pages = write_pages(pages, k, v, batch)
+    pages = write_pages(pages, k, v, batch, implementation=implementation)
     return attend(q, pages, batch, implementation=implementation, **options), pages
 
 
@@ -54,4 +75,8 @@ def _implementation(name: str) -> Callable:
             from hex_llm.kernels.paged_attention import gpu
 
             return gpu.attend
+        case "tpu":
+            from hex_llm.kernels.paged_attention import tpu
+
+            return tpu.attend
     raise ValueError(f"there is no implementation {name!r}")

@@ -5,6 +5,7 @@ from jax import Array
 
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.chain import chained
+from hex_llm.kernels.paged_attention.api import write_pages
 from hex_llm.kernels.rms import Rms
 from hex_llm.kernels.rope_write import reference
 
@@ -19,8 +20,9 @@ def rope_write(
     bias: Array | None = None,
     norms: tuple[Array, Array] | None = None,
     rms: Rms | None = None,
+    head_dim: int | None = None,
 ) -> tuple[Array, Array]:
-    """See `reference.rope_write` for what it computes."""
+    """See `reference.rope_write` for what it computes. `head_dim` where pages are wider than that."""
     if chained(parts.shape[1]):
         # Imported where it is used: Pallas takes a second, which a start on a CPU has better use for.
         from hex_llm.kernels.rope_write import gpu
@@ -28,4 +30,5 @@ def rope_write(
         if gpu.supports(parts, pages, dtype):
             places = batch.write_page, batch.write_offset
             return gpu.rope_write(parts, tables, pages, *places, dtype, bias=bias, norms=norms, rms=rms)
-    return reference.rope_write(parts, tables, pages, batch, dtype, bias=bias, norms=norms, rms=rms)
+    q, k, v = reference.heads(parts, tables, pages, batch, dtype, bias=bias, norms=norms, rms=rms, head_dim=head_dim)
+    return q, write_pages(pages, k, v, batch)

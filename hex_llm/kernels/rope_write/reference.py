@@ -26,22 +26,39 @@ def rope_write(
     norms, each head of queries and keys is normalised before it is rotated. More than T rows of `parts` may be given;
     those past T mean nothing.
     """
-    q, k, v = split(parts, pages, batch, dtype, bias)
+    q, k, v = heads(parts, tables, pages, batch, dtype, bias=bias, norms=norms, rms=rms)
+    return q, write_pages(pages, k, v, batch)
+
+
+def heads(
+    parts: Array,
+    tables: tuple[Array, Array] | None,
+    pages: Array,
+    batch: Batch,
+    dtype: jnp.dtype,
+    *,
+    bias: Array | None = None,
+    norms: tuple[Array, Array] | None = None,
+    rms: Rms | None = None,
+    head_dim: int | None = None,
+) -> tuple[Array, Array, Array]:
+    """Those of queries, and of the keys and values that are to be written."""
+    q, k, v = split(parts, pages, batch, dtype, bias, head_dim)
     if norms is not None:
         assert rms is not None, "norms need to be told how"
         q, k = rms_norm(q, norms[0], rms), rms_norm(k, norms[1], rms)
     if tables is not None:
         q, k = rotate(q, tables), rotate(k, tables)
-    return q, write_pages(pages, k, v, batch)
+    return q, k, v
 
 
 def split(
-    parts: Array, pages: Array, batch: Batch, dtype: jnp.dtype, bias: Array | None = None
+    parts: Array, pages: Array, batch: Batch, dtype: jnp.dtype, bias: Array | None = None, head_dim: int | None = None
 ) -> tuple[Array, Array, Array]:
-    """The heads of queries [T, N, H], keys and values [T, K, H]."""
+    """The heads of queries [T, N, H], keys and values [T, K, H]. `head_dim` where pages are wider than that."""
     num_tokens = batch.write_page.shape[0]
     # Counted from the arrays at hand: a shard of the model holds a part of the heads.
-    num_kv_heads, head_dim = pages.shape[2], pages.shape[4]
+    num_kv_heads, head_dim = pages.shape[2], head_dim or pages.shape[4]
     qkv = total(parts)[:num_tokens]
     if bias is not None:
         qkv = qkv.astype(jnp.float32) + bias.astype(jnp.float32)[None, :]

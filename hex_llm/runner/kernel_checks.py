@@ -1,0 +1,43 @@
+"""Whether a TPU's memories hold what its attention works with: asked before anything is loaded."""
+
+import logging
+
+from hex_llm.errors import ConfigError
+from hex_llm.kernels.paged_attention.api import page_width
+from hex_llm.models.split import Split
+from hex_llm.parallel.backend import backend
+from hex_llm.runner.programs import Programs
+
+logger = logging.getLogger(__name__)
+
+
+def check_attention(programs: Programs) -> None:
+    """Refuses sizes for which there is no room, and tells of those that only XLA's slower attention does."""
+    if backend() != "tpu":
+        return
+    # Pallas takes a second to import, which a start on other devices has better use for.
+    from hex_llm.kernels.paged_attention.tpu_sizes import (
+        LANES,
+        LARGEST_BLOCK_BYTES,
+        LONGEST_TABLE,
+        refusal,
+        token_bytes,
+    )
+
+    arch, shapes, split = programs.arch, programs.shapes, Split.over(programs.arch, programs.mesh)
+    if shapes.table_width > LONGEST_TABLE:
+        raise ConfigError(
+            f"--max_model_len={shapes.max_model_len} is {shapes.table_width} blocks of --block_size="
+            f"{shapes.page_size} tokens, but a TPU's scalar memory holds the numbers of {LONGEST_TABLE}: "
+            f"--max_model_len={LONGEST_TABLE * shapes.page_size} would fit, and so might larger blocks."
+        )
+    if (size := LANES * token_bytes(split.kv_heads, arch.head_dim, programs.dtype)) > LARGEST_BLOCK_BYTES:
+        raise ConfigError(
+            f"--tensor_parallel_size={split.num_devices} leaves each device {split.kv_heads} heads of keys and values, "
+            f"{size} bytes for {LANES} tokens, but a TPU's vector memory holds {LARGEST_BLOCK_BYTES}: more devices "
+            "would fit."
+        )
+    pages = (1, 2, split.kv_heads, shapes.page_size, page_width(arch.head_dim))
+    queries = (1, split.heads, arch.head_dim)
+    if reason := refusal(queries, pages, shapes.table_width, programs.params.embed.dtype, programs.dtype):
+        logger.warning("Attention will be slow, by XLA and not by a kernel for TPUs: %s.", reason)

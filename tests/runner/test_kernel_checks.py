@@ -1,0 +1,60 @@
+"""What a TPU's memories cannot hold is refused at the start, before anything is loaded."""
+
+import logging
+
+import pytest
+
+from hex_llm import build
+from hex_llm.config import Config
+from hex_llm.errors import ConfigError
+from hex_llm.parallel.backend import compiling_for
+from hex_llm.parallel.mesh import make_mesh
+from hex_llm.runner.memory import GIB, Memory
+from tests.checkpoints import write_llama
+
+
+def plan(**flags):
+    """Of a TPU with much memory, up to where it would be compiled for."""
+    with compiling_for("tpu"):
+        config = Config(load_format="dummy", enable_jit=False, compilation_cache_dir="", **flags)
+        model, mesh = build.find_model(config), make_mesh(1)
+        buckets = build.make_buckets(config, model, mesh)
+        return build.plan_memory(config, model, mesh, buckets, Memory(10_000 * GIB, 0))
+
+
+def test_a_page_table_that_scalar_memory_does_not_hold_is_refused_by_its_flags():
+    said = (
+        r"--max_model_len=10485760 is 327680 blocks of --block_size=32 tokens, but a TPU's scalar memory holds the "
+        r"numbers of 65536: --max_model_len=2097152 would fit, and so might larger blocks\."
+    )
+    with pytest.raises(ConfigError, match=said):
+        plan(model="meta-llama/Llama-4-Scout-17B-16E-Instruct")
+    plan(model="meta-llama/Llama-4-Scout-17B-16E-Instruct", max_model_len=2097152)
+    plan(model="meta-llama/Llama-4-Scout-17B-16E-Instruct", block_size=2048, prefill_len_padding=2048)
+
+
+def test_more_heads_than_vector_memory_holds_blocks_of_are_refused_by_the_flag_that_helps():
+    with pytest.raises(ConfigError, match=r"--tensor_parallel_size=1 leaves each device 40 heads .* more devices"):
+        plan(model="meta-llama/Llama-2-13b-hf", dtype="float32", max_model_len=4096)
+    plan(model="meta-llama/Llama-2-13b-hf", dtype="bfloat16", max_model_len=4096)
+
+
+def test_heads_that_the_kernel_does_not_do_are_told_of(tmp_path, caplog):
+    folder = write_llama(tmp_path, num_attention_heads=17, num_key_value_heads=1, head_dim=32)
+    with caplog.at_level(logging.WARNING, "hex_llm"):
+        plan(model=str(folder))
+    assert "Attention will be slow" in caplog.text
+    assert "groups of 17 query heads" in caplog.text
+
+
+def test_pages_for_tpus_have_whole_tiles_and_are_planned_so(tmp_path):
+    def block(head_dim: int) -> int:
+        return plan(model=str(write_llama(tmp_path / str(head_dim), head_dim=head_dim))).needs.block
+
+    assert block(64) == block(96) == block(128) == block(160) // 2
+
+
+def test_other_devices_have_no_such_limits():
+    config = Config(model="meta-llama/Llama-4-Scout-17B-16E-Instruct", load_format="dummy", enable_jit=False)
+    model, mesh = build.find_model(config), make_mesh(1)
+    build.plan_memory(config, model, mesh, build.make_buckets(config, model, mesh), Memory(10_000 * GIB, 0))
