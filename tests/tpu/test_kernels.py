@@ -33,10 +33,3 @@ def test_attention_compiles_and_works_on_the_pages_where_they_are(compiler, topo
     wide = max(sizes.get("head_dim", 128), 128) / sizes.get("head_dim", 128)  # rows are whole tiles
     assert compiled.alias_bytes == wide * 2**30
     assert compiled.temp_bytes < 2**27
-
-
-@pytest.mark.parametrize("topology", ["v4", "v6e"])
-def test_the_experts_of_mixtral_on_8_devices_compile(compiler, topology):
-    sizes = {"num_experts": 8, "k": 2, "embed": 4096, "mlp": 14336 // 8}
-    compiled = compiler.compile("tests.tpu.kernels.experts", topology, tokens=1024, **sizes)
-    assert len(compiled.kernels) == 2
