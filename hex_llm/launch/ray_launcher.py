@@ -39,7 +39,7 @@ _SHARED = ("JAX_", "XLA_", "LIBTPU_", "HEX_LLM_", "NPROC", "PJRT_NPROC")
 _RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_COLOR_PREFIX": "0"}
 
 
-@ray.remote(max_restarts=0, max_concurrency=1)
+@ray.remote  # which has it neither started again nor do two things at a time
 class HostActor:
     """On the host of one part of a replica."""
 

@@ -102,7 +102,10 @@ class Compiler:
 
     def _compile(self, program: Program) -> Any:
         path = self._lowering.path(program)
-        with turn(path and path.with_suffix(".lock")):
+        # Hosts of one replica compile side by side: each keeps its own work, and on a GPU they share the measuring, in
+        # which all take part at once.
+        alone = jax.process_count() == 1
+        with turn(path.with_suffix(".lock") if path and alone else None):
             with self._lock:  # it is all Python: side by side, each would only come later to what is not
                 lowered = self._lowering.lower(program)
             try:

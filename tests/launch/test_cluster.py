@@ -1,0 +1,31 @@
+"""What a server runs on."""
+
+import sys
+
+import pytest
+
+from hex_llm.config import Config
+from hex_llm.errors import ConfigError
+from hex_llm.launch.addresses import Address, Place
+from hex_llm.launch.cluster import on_ray, several_hosts
+
+
+def test_ray_is_asked_for_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "hex_llm.launch.ray_launcher", raising=False)
+    with pytest.raises(ConfigError, match=r"--worker_distributed_method=ray needs Ray.*pip install 'hex-llm\[ray\]'"):
+        on_ray(Config(worker_distributed_method="ray"))
+
+
+def test_a_replica_does_not_lie_in_two_slices(monkeypatch):
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
+    place = Place(rank=0, num_hosts=4, coordinator=Address("127.0.0.1", 1), num_slices=2)
+    with pytest.raises(ConfigError, match="Replica 0 would be on 4 hosts, and a slice of this TPU has 2"):
+        several_hosts(Config(num_hosts=4, tensor_parallel_size=8), place)
+
+
+def test_more_devices_than_all_hosts_have_are_refused_at_once(monkeypatch):
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
+    place = Place(rank=0, num_hosts=2, coordinator=Address("127.0.0.1", 1))
+    with pytest.raises(ConfigError, match="num_request_devices 8 > num_available_devices 4"):
+        several_hosts(Config(num_hosts=2, tensor_parallel_size=8), place)
