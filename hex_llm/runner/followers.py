@@ -90,8 +90,11 @@ class Followers:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # everybody is there
-                return
+            except OSError:
+                if self._listener.fileno() < 0:  # everybody is there
+                    return
+                sleep(_RETRY_S)  # too many files are open, for one
+                continue
             threading.Thread(target=self._greet, args=(connection,), daemon=True, name="greet").start()
 
     def _greet(self, connection: socket.socket) -> None:
