@@ -16,7 +16,7 @@ from hex_llm.frames import Broken
 from hex_llm.seal import NONCE, TAG, Seals, proof, seals
 
 CALL_S = 60.0  # for the other end to answer: it may be busy with its start
-_GREET_S = 10.0  # for whoever has called to say who it is
+GREET_S = 10.0  # for whoever has called to say who it is
 _BACKLOG = 128
 _LOST_AFTER_S = 20  # that TCP waits for a word from the other machine
 
@@ -32,9 +32,16 @@ class Channel:
         """Sends a message, however long that takes."""
         self.socket.sendall(frames.encode(message, self.seals and self.seals.outgoing))
 
-    def receive[Message](self, schema: type[Message]) -> Message:
-        """The next message, and not a byte more."""
-        return frames.read_one(self.socket, schema, self.seals and self.seals.incoming)
+    def receive[Message](self, schema: type[Message], *, timeout: float | None = None) -> Message:
+        """The next message, and not a byte more. The socket blocks from then on; it is closed where this raises."""
+        try:
+            self.socket.settimeout(timeout)
+            message = frames.read_one(self.socket, schema, self.seals and self.seals.incoming)
+            self.socket.settimeout(None)
+        except BaseException:
+            self.socket.close()
+            raise
+        return message
 
 
 def listen(address: str) -> socket.socket:
@@ -74,7 +81,7 @@ def call(address: str, key: bytes, *, timeout: float = CALL_S) -> Channel:
         raise
 
 
-def greet(connection: socket.socket, key: bytes, *, timeout: float = _GREET_S) -> Channel:
+def greet(connection: socket.socket, key: bytes, *, timeout: float = GREET_S) -> Channel:
     """The other end of `call`: for a connection that a listening socket has accepted. Closes it where it raises."""
     try:
         connection.settimeout(timeout)

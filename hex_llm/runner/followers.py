@@ -100,7 +100,7 @@ class Followers:
     def _greet(self, connection: socket.socket) -> None:
         try:
             found = channel.greet(connection, self._replica.key)
-            joined = found.receive(Joined)
+            joined = found.receive(Joined, timeout=channel.GREET_S)
         except (OSError, Broken):
             return  # somebody else; a host that is missing is missed by `wait`
         with self._changed:
