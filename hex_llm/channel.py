@@ -5,6 +5,7 @@ Whoever can open a unix socket is the same user. Over TCP both ends prove that t
 
 import secrets
 import socket
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from hex_llm.frames import Broken
 from hex_llm.seal import NONCE, TAG, Seals, proof, seals
 
 CALL_S = 60.0  # for the other end to answer: it may be busy with its start
-_GREET_S = 10.0  # for whoever has called to say who it is
+GREET_S = 10.0  # for whoever has called to say who it is
 _BACKLOG = 128
 _LOST_AFTER_S = 20  # that TCP waits for a word from the other machine
 
@@ -31,9 +32,16 @@ class Channel:
         """Sends a message, however long that takes."""
         self.socket.sendall(frames.encode(message, self.seals and self.seals.outgoing))
 
-    def receive[Message](self, schema: type[Message]) -> Message:
-        """The next message, and not a byte more."""
-        return frames.read_one(self.socket, schema, self.seals and self.seals.incoming)
+    def receive[Message](self, schema: type[Message], *, timeout: float | None = None) -> Message:
+        """The next message, and not a byte more. The socket blocks from then on; it is closed where this raises."""
+        try:
+            self.socket.settimeout(timeout)
+            message = frames.read_one(self.socket, schema, self.seals and self.seals.incoming)
+            self.socket.settimeout(None)
+        except BaseException:
+            self.socket.close()
+            raise
+        return message
 
 
 def listen(address: str) -> socket.socket:
@@ -64,45 +72,46 @@ def call(address: str, key: bytes, *, timeout: float = CALL_S) -> Channel:
     family, place = _place(address)
     connection = socket.socket(family)
     try:
+        deadline = time.monotonic() + timeout
         connection.settimeout(timeout)
         connection.connect(place)
-        return _begin(connection, key, caller=True)
+        return _begin(connection, key, deadline, caller=True)
     except BaseException:
         connection.close()
         raise
 
 
-def greet(connection: socket.socket, key: bytes, *, timeout: float = _GREET_S) -> Channel:
+def greet(connection: socket.socket, key: bytes, *, timeout: float = GREET_S) -> Channel:
     """The other end of `call`: for a connection that a listening socket has accepted. Closes it where it raises."""
     try:
         connection.settimeout(timeout)
-        return _begin(connection, key, caller=False)
+        return _begin(connection, key, time.monotonic() + timeout, caller=False)
     except BaseException:
         connection.close()
         raise
 
 
-def _begin(connection: socket.socket, key: bytes, *, caller: bool) -> Channel:
+def _begin(connection: socket.socket, key: bytes, deadline: float, *, caller: bool) -> Channel:
     sealed = None
     if connection.family != socket.AF_UNIX:
         _watch_over(connection)
-        sealed = _shake_hands(connection, key, caller=caller)
+        sealed = _shake_hands(connection, key, deadline, caller=caller)
     connection.settimeout(None)
     return Channel(connection, sealed)
 
 
-def _shake_hands(connection: socket.socket, key: bytes, *, caller: bool) -> Seals:
+def _shake_hands(connection: socket.socket, key: bytes, deadline: float, *, caller: bool) -> Seals:
     """The caller proves itself first: whoever merely calls gets nothing to try keys on."""
     own = secrets.token_bytes(NONCE)
     connection.sendall(own)
-    other = frames.read_bytes(connection, NONCE)
+    other = frames.read_bytes(connection, NONCE, deadline)
     nonces = own + other if caller else other + own
 
     def prove() -> None:
         connection.sendall(proof(key, b"caller" if caller else b"callee", nonces))
 
     def check() -> None:
-        answer = frames.read_bytes(connection, TAG)
+        answer = frames.read_bytes(connection, TAG, deadline)
         if not secrets.compare_digest(answer, proof(key, b"callee" if caller else b"caller", nonces)):
             raise Broken("The other end of a connection has another HEXLLM_CLUSTER_KEY.")
 

@@ -5,7 +5,9 @@ A schema says what may come; what does not fit it ends the connection, and nothi
 
 import asyncio
 import logging
+import math
 import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -82,10 +84,12 @@ def read_one(connection: socket.socket, schema: Any, seal: Seal | None = None) -
     return next(Decoder[Any](schema, seal).feed(head + rest))
 
 
-def read_bytes(connection: socket.socket, number: int) -> bytes:
-    """So many bytes of a blocking socket."""
+def read_bytes(connection: socket.socket, number: int, deadline: float = math.inf) -> bytes:
+    """So many bytes of a blocking socket; by then, on the monotonic clock, however slowly they come."""
     data = bytearray()
     while len(data) < number:
+        if deadline < math.inf:
+            connection.settimeout(max(deadline - time.monotonic(), 1e-3))
         if not (piece := _receive(connection, min(number - len(data), _PIECE))):
             raise Broken("The connection to another process ended before all had come.")
         data += piece

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -101,6 +102,21 @@ def test_who_says_nothing_or_too_little_is_dropped_in_time(says):
         with pytest.raises(TimeoutError):
             greet(accepted, KEY, timeout=0.2)
         assert accepted.fileno() == -1
+
+
+def test_who_says_it_byte_by_byte_is_dropped_in_time():
+    with (
+        listen("tcp:127.0.0.1:0") as listener,
+        ThreadPoolExecutor(1) as pool,
+        socket.create_connection(listener.getsockname()) as stranger,
+    ):
+        greeting = pool.submit(lambda: greet(listener.accept()[0], KEY, timeout=0.5))
+        start = time.monotonic()
+        while not greeting.done() and time.monotonic() - start < 3:
+            stranger.sendall(b"a")
+            time.sleep(0.2)
+        assert isinstance(greeting.exception(), TimeoutError)
+        assert time.monotonic() - start < 2
 
 
 def test_nobody_answers_where_nobody_listens(tmp_path):

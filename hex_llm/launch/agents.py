@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 GATHER_S = 600.0  # that the hosts have to come
 _SAY_S = 30.0  # how often those that are missing are named
+_RETRY_S = 0.2  # where no connection can be accepted
 _STOP_S = 2.0  # that agents have to end in when they are told to
 
 
@@ -196,16 +197,18 @@ class Agents:
     def _accept(self) -> None:
         while True:
             try:
-                connection, _ = self._listener.accept()
-            except OSError:  # closed
-                return
-            threading.Thread(target=self._greet, args=(connection,), daemon=True, name="greet").start()
+                connection, (where, *_) = self._listener.accept()
+            except OSError:
+                if self._listener.fileno() < 0:  # closed
+                    return
+                time.sleep(_RETRY_S)  # too many files are open, for one
+                continue
+            threading.Thread(target=self._greet, args=(connection, where), daemon=True, name="greet").start()
 
-    def _greet(self, connection: socket.socket) -> None:
-        where = connection.getpeername()[0]
+    def _greet(self, connection: socket.socket, where: str) -> None:
         try:
             found = channel.greet(connection, self._key)
-            hello = found.receive(HostHello)
+            hello = found.receive(HostHello, timeout=channel.GREET_S)
         except (OSError, Broken) as error:
             logger.error("A connection from %s is refused: %s", where, error)
             return

@@ -110,6 +110,8 @@ def _own_address(coordinator: Address) -> str:
         raise ConfigError(
             f"The address of host 0, {coordinator.host}, cannot be looked up: {error.strerror}."
         ) from None
+    if ipaddress.ip_address(found).is_unspecified:
+        raise ConfigError(f"--coordinator_address={coordinator} is no address that other hosts could connect to.")
     if ipaddress.ip_address(found).is_loopback and found != coordinator.host and coordinator.host != "localhost":
         logger.warning(
             "%s is %s on this host, which no other host can reach; --coordinator_address may name the address itself.",

@@ -103,19 +103,34 @@ class RayLauncher:
             )
         self._environment = {name: value for name, value in os.environ.items() if name.startswith(_SHARED)}
         self._actors: dict[int, Any] = {}  # that have no process yet, by bundle
+        self._asked: dict[int, list[Any]] = {}  # where they are, and have not answered
+        self._begun: set[int] = set()  # bundles that have had a process
         order = self._in_order() if any(len(replica) > 1 for replica in placement) else range(len(seats))
         self._bundle_of = {(number, rank): bundle for (number, rank, _), bundle in zip(seats, order, strict=True)}
         self._first_of_host = {seat.host: self._bundle_of[number, rank] for number, rank, seat in reversed(seats)}
 
     def addresses(self, host: int, number: int) -> list[str]:
-        actor = self._actor(self._first_of_host[host])
-        (address, _), ports = _get([actor.find.remote(), actor.free_ports.remote(number)])
+        """Only the first time this waits for an actor: when one is started again, others are being served."""
+        bundle = self._first_of_host[host]
+        actor = self._actor(bundle)
+        if bundle not in self._asked:
+            self._asked[bundle] = [actor.find.remote(), actor.free_ports.remote(number)]
+        asked = self._asked[bundle]
+        if bundle in self._begun and len(ray.wait(asked, num_returns=len(asked), timeout=0)[0]) < len(asked):
+            raise StartError("its Ray actor is not there yet")
+        del self._asked[bundle]
+        try:
+            (address, _), ports = _get(asked)
+        except StartError:
+            ray.kill(self._actors.pop(bundle))  # the next try is with another
+            raise
         return [str(Address(address, port)) for port in ports]
 
     def start(self, host: int, task: Task, environment: Mapping[str, str]) -> RayChild:
         bundle = self._bundle_of[task.replica, task.rank]
         actor = self._actor(bundle)
         del self._actors[bundle]
+        self._begun.add(bundle)
         if self._platform != "cpu":
             task = msgspec.structs.replace(task, devices=None)  # the actor sees no others than its own
         exit_code = actor.run.remote(msgspec.json.encode(task), self._environment | dict(environment))

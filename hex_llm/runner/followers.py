@@ -90,14 +90,17 @@ class Followers:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # everybody is there
-                return
+            except OSError:
+                if self._listener.fileno() < 0:  # everybody is there
+                    return
+                sleep(_RETRY_S)  # too many files are open, for one
+                continue
             threading.Thread(target=self._greet, args=(connection,), daemon=True, name="greet").start()
 
     def _greet(self, connection: socket.socket) -> None:
         try:
             found = channel.greet(connection, self._replica.key)
-            joined = found.receive(Joined)
+            joined = found.receive(Joined, timeout=channel.GREET_S)
         except (OSError, Broken):
             return  # somebody else; a host that is missing is missed by `wait`
         with self._changed:
@@ -164,7 +167,9 @@ class Leader:
                 os._exit(0)
 
     def _lose(self, why: str) -> None:
-        _say(f"host 0 of replica {self._replica.index} at {self._peer.address} is lost: {why}.")
+        # Not the peer's address: this may be called before the peer is there.
+        where = self._replica.address.removeprefix("tcp:")
+        _say(f"host 0 of replica {self._replica.index} at {where} is lost: {why}.")
         os._exit(ENGINE_DIED)
 
 

@@ -11,7 +11,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from hex_llm.channel import Channel, greet
+from hex_llm.channel import GREET_S, Channel, greet
 from hex_llm.config import Config
 from hex_llm.engine.client import EngineClient
 from hex_llm.engine.router import Router
@@ -22,7 +22,6 @@ from hex_llm.process import machine
 
 logger = logging.getLogger(__name__)
 
-_HELLO_S = 10.0  # that whoever connects has to say who it is
 _GREETERS = 8  # that may take so long at a time
 _LOOK_S = 0.5  # between two looks at the engines
 _STACKS_S = 1.0  # that an engine has to write down where it hangs
@@ -124,14 +123,7 @@ class Engines:
 def _hear(connection: socket.socket, key: bytes) -> tuple[Channel, Hello]:
     """In a thread: it waits for the other end."""
     channel = greet(connection, key)
-    try:
-        connection.settimeout(_HELLO_S)
-        hello = channel.receive(Hello)
-        connection.settimeout(None)
-    except BaseException:
-        connection.close()
-        raise
-    return channel, hello
+    return channel, channel.receive(Hello, timeout=GREET_S)
 
 
 def _send(member: _Member, number: signal.Signals) -> None:

@@ -239,6 +239,21 @@ async def test_a_replica_that_joins_again_before_its_old_connection_ended_replac
 
 
 @routed(2)
+async def test_the_last_replica_that_joins_again_before_its_old_connection_ended_is_no_end(router):
+    replicas = connected(router)
+    replicas[1].die()
+    sink = add(router, [1, 2], 10)
+    replicas[0].step()
+    again = FakeReplica()
+    router.join(0, again.client)
+    assert not router.lost.is_set()
+    again.get_ready()
+    again.drain()
+    assert sink.tokens == alone(sink.request)
+    check_empty(router)
+
+
+@routed(2)
 async def test_sequences_of_a_group_wait_for_each_other_wherever_they_are(router):
     replicas = connected(router, max_running=1)
     ahead = [add(router, [1], 2), add(router, [1], 8)]

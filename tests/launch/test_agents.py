@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hex_llm.config import Config
@@ -18,6 +19,7 @@ from hex_llm.errors import StartError
 from hex_llm.launch import agents as agents_module
 from hex_llm.launch.addresses import Address, Place
 from hex_llm.launch.agent import hello_of
+from hex_llm.launch.agent_wire import difference
 from hex_llm.launch.agents import Agents
 from hex_llm.launch.task import Task
 from tests.server.servers import children_of, free_port
@@ -225,6 +227,13 @@ def test_a_host_with_other_flags_cannot_take_part(cluster, flags, reason):
         assert code == 2
         ended, errors = end_of(agent)
         assert (ended, errors.splitlines()[-1]) == (2, f"hex-llm: Host 1 at 127.0.0.1 cannot take part: {reason}.")
+
+
+def test_a_host_with_another_version_cannot_take_part():
+    first = hello_of(Config(), 0, "10.0.0.1")
+    host = msgspec.structs.replace(first, rank=1, versions="hex-llm 0, jax 0")
+    assert difference(host, first) == f"it has hex-llm 0, jax 0, and host 0 has {first.versions}"
+    assert first.versions.startswith("hex-llm ")
 
 
 def test_a_second_host_of_a_rank_is_refused_and_the_first_stays(cluster):

@@ -24,6 +24,13 @@ def test_a_replica_does_not_lie_in_two_slices(monkeypatch):
         several_hosts(Config(num_hosts=4, tensor_parallel_size=8), place)
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_host_0_does_not_listen_everywhere(host):
+    place = Place(rank=0, num_hosts=2, coordinator=Address(host, 7090))
+    with pytest.raises(ConfigError, match=r"^--coordinator_address=.*:7090 is no address that other hosts"):
+        several_hosts(Config(num_hosts=2), place)
+
+
 def test_more_devices_than_all_hosts_have_are_refused_at_once(monkeypatch):
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
     place = Place(rank=0, num_hosts=2, coordinator=Address("127.0.0.1", 1))

@@ -151,7 +151,7 @@ def test_over_a_network_an_engine_must_have_the_key(caplog):
 
 
 def test_who_connects_and_says_nothing_holds_nobody_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(engines_module, "_HELLO_S", 0.3)
+    monkeypatch.setattr(engines_module, "GREET_S", 0.3)
 
     async def main():
         async with door(f"unix:{tmp_path}/door") as here:

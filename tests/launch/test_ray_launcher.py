@@ -1,0 +1,77 @@
+"""The launcher on a Ray cluster, with a cluster that does as a test says."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("ray")
+
+from ray.exceptions import RayActorError
+
+from hex_llm.config import Config
+from hex_llm.errors import StartError
+from hex_llm.launch import ray_launcher
+from hex_llm.launch.placement import Seat
+from hex_llm.launch.ray_launcher import RayLauncher
+from hex_llm.launch.task import Task
+
+
+class Call:
+    """A method of an actor: its answer is there unless the actor starts, and an error where it is dead."""
+
+    def __init__(self, actor: "Actor", answer: object):
+        self.actor = actor
+        self._answer = answer
+
+    def remote(self, *arguments: object) -> "Call":
+        return self
+
+    def get(self) -> object:
+        assert self.actor.state != "starting", "nobody waits for that"
+        if self.actor.state == "dead":
+            raise RayActorError()
+        return self._answer
+
+
+class Actor:
+    made: list["Actor"]
+    first_state = "there"
+
+    def __init__(self):
+        self.state = Actor.first_state
+        self.find, self.free_ports = Call(self, ("10.0.0.1", "")), Call(self, [7, 8])
+        self.run = Call(self, 0)
+        Actor.made.append(self)
+
+
+@pytest.fixture
+def launcher(monkeypatch) -> RayLauncher:
+    Actor.made, Actor.first_state = [], "there"
+    group = SimpleNamespace(wait=lambda seconds: True)
+    monkeypatch.setattr(ray_launcher, "placement_group", lambda bundles, strategy: group)
+    monkeypatch.setattr(ray_launcher, "HostActor", SimpleNamespace(options=lambda **_: SimpleNamespace(remote=Actor)))
+    monkeypatch.setattr(ray_launcher.ray, "get", lambda calls, timeout: [call.get() for call in calls])
+    monkeypatch.setattr(
+        ray_launcher.ray,
+        "wait",
+        lambda calls, num_returns, timeout: ([call for call in calls if call.actor.state != "starting"], []),
+    )
+    monkeypatch.setattr(ray_launcher.ray, "kill", lambda actor: None)
+    return RayLauncher([(Seat(0, 2, None), Seat(1, 2, None))], "cpu")
+
+
+def test_an_actor_that_is_made_again_is_not_waited_for_and_replaced_where_it_dies(launcher):
+    assert launcher.addresses(0, 2) == ["10.0.0.1:7", "10.0.0.1:8"]
+    launcher.start(0, Task(config=Config(), fronts=()), {})
+    Actor.first_state = "starting"
+    with pytest.raises(StartError, match="not there yet"):
+        launcher.addresses(0, 2)
+    again = Actor.made[-1]
+    again.state = "dead"
+    with pytest.raises(StartError, match="cannot be reached"):
+        launcher.addresses(0, 2)
+    with pytest.raises(StartError, match="not there yet"):
+        launcher.addresses(0, 2)
+    assert Actor.made[-1] is not again
+    Actor.made[-1].state = "there"
+    assert launcher.addresses(0, 2) == ["10.0.0.1:7", "10.0.0.1:8"]
