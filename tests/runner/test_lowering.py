@@ -154,7 +154,7 @@ def test_the_name_of_a_file_stands_for_all_that_goes_in(programs, tmp_path, monk
     things = [
         (lowering, "_CODE", "other code"),
         (jax, "__version__", "0.0"),
-        (jax, "default_backend", lambda: "other"),
+        (jax, "default_backend", lambda: "gpu"),
         (jax, "device_count", lambda: 99),
         (jax, "devices", lambda: [SimpleNamespace(**about)]),
         (jax, "devices", lambda: [SimpleNamespace(**about | {"core_count": 114})]),
