@@ -89,9 +89,12 @@ class Peer[Message]:
 
     def _read_to_the_end(self) -> str:
         heard = time.monotonic()
+        # Not a timeout of the socket: that would also be one of sending. Nor `select`, which knows the first 1024 files
+        # only: an HTTP process has more.
+        waiting = select.poll()
+        waiting.register(self._channel.socket, select.POLLIN)
         while True:
-            # Not a timeout of the socket: that would also be one of sending.
-            if select.select([self._channel.socket], [], [], BEAT_S)[0]:
+            if waiting.poll(BEAT_S * 1000):
                 data = self._channel.socket.recv(2**18)
                 if not data:
                     return "its connection has ended"

@@ -176,9 +176,11 @@ class EngineHost:
             with self._lock:
                 self._open -= 1
                 if not self._open:
-                    self.before_end()
-                    # Nobody is left to serve, and the main thread may be in the middle of a compilation.
-                    os._exit(0)
+                    try:
+                        self.before_end()
+                    finally:
+                        # Nobody is left to serve, and the main thread may be in the middle of a compilation.
+                        os._exit(0)
             self._inbox.put((connection, None))
 
     def _take_messages(self, engine: Engine) -> None:

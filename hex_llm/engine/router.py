@@ -60,9 +60,9 @@ class Router:
     def join(self, replica: int, client: EngineClient) -> None:
         """An engine has connected, for the first time or again."""
         there = self.replicas[replica]
-        if there.client is not None:  # it has gone, and its connection has not heard of that yet
-            there.client.give_up()
-        there.client = client
+        before, there.client = there.client, client
+        if before is not None:  # it has gone, and its connection has not heard of that yet
+            before.give_up()
         there.num_joined += 1
         client.on_step = lambda outputs: self.on_step(outputs)
         client.on_change = lambda: self._changed(there, client)
@@ -165,7 +165,9 @@ class Router:
 
     def _lose(self, there: Replica, client: EngineClient) -> None:
         """What it had to do comes next, one request after the other, to `_replay`."""
-        there.client = there.belief = None
+        there.belief = None
+        if there.client is client:  # else it is back already
+            there.client = None
         if client.alive is not None:
             self._gone = add_up([self._gone, last_words(client.alive)])
         if there.ready is None:

@@ -30,7 +30,11 @@ _RETRY_S = 1.0
 def hello_of(config: Config, rank: int, address: str) -> HostHello:
     """What a host says of itself."""
     devices = local_devices(os.environ)
-    return HostHello(rank, address, config, devices.platform, len(devices), version("jax"))
+    return HostHello(rank, address, config, devices.platform, len(devices), _versions())
+
+
+def _versions() -> str:
+    return ", ".join(f"{name} {version(name)}" for name in ("hex-llm", "jax"))
 
 
 def run_agent(config: Config, place: Place, key: bytes) -> int:

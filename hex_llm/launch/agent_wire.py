@@ -17,7 +17,7 @@ class HostHello(msgspec.Struct, tag=True, array_like=True, frozen=True):
     config: Config
     platform: str
     num_devices: int
-    version: str
+    versions: str
 
 
 class Exited(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -53,8 +53,8 @@ type ToAgent = Start | End | Stop
 
 def difference(host: HostHello, first: HostHello) -> str | None:
     """What is not the same on a host as on host 0, where anything is."""
-    if host.version != first.version:
-        return f"it has hex-llm {host.version}, and host 0 has {first.version}"
+    if host.versions != first.versions:
+        return f"it has {host.versions}, and host 0 has {first.versions}"
     if (host.platform, host.num_devices) != (first.platform, first.num_devices):
         return (
             f"it has {host.num_devices} {host.platform} devices, and host 0 has {first.num_devices}"

@@ -164,7 +164,9 @@ class Leader:
                 os._exit(0)
 
     def _lose(self, why: str) -> None:
-        _say(f"host 0 of replica {self._replica.index} at {self._peer.address} is lost: {why}.")
+        # Not the peer's address: this may be called before the peer is there.
+        where = self._replica.address.removeprefix("tcp:")
+        _say(f"host 0 of replica {self._replica.index} at {where} is lost: {why}.")
         os._exit(ENGINE_DIED)
 
 

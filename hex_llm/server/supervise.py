@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Sequence
 
 import msgspec
@@ -22,11 +23,12 @@ DRAIN, END_NOW = signal.SIGUSR1, signal.SIGUSR2
 # A signal that comes again so soon is the same: `timeout` and shells send it to a process and then to its group.
 SAME_SIGNAL_S = 0.1
 DRAINING = "shuts down. Requests under way have {:g} s to finish; a second signal ends them at once."
+_FROM_USER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _NOTICE_S = 10.0  # that the HTTP processes have to notice that no engine is left, to say so, and to end
 
 
 def supervise(config: Config, listener: socket.socket, doors: Sequence[socket.socket], key: bytes, fleet: Fleet) -> int:
-    """Signals are held when this is called, and stay so. When an HTTP process ends, the others finish what they have.
+    """Signals are held when this is called. When an HTTP process ends, the others finish what they have.
 
     Returns the exit code of the first one that failed; where a signal ended it, 128 and the signal's number.
     """
@@ -57,20 +59,23 @@ def _wait(
     fronts: Sequence[subprocess.Popen[bytes]], fleet: Fleet, drain_timeout_s: float
 ) -> list[subprocess.Popen[bytes]]:
     """Until all have ended; returns them in the order in which they did."""
+    arrived = _take_signals()
     told_at: float | None = None  # by the user
     drained = False  # the HTTP processes were told
     given_up = 0.0  # when the fleet was
     ended: list[subprocess.Popen[bytes]] = []
     while len(ended) < len(fronts):
-        came = signal.sigtimedwait((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), POLL_S)
-        if came and came.si_signo == signal.SIGHUP:
-            _send(fronts, signal.SIGHUP)
-        elif came and (told_at is None or time.monotonic() - told_at > SAME_SIGNAL_S):
-            what = DRAINING.format(drain_timeout_s) if told_at is None else "ends now."
-            logger.warning("%s: %s", signal.Signals(came.si_signo).name, what)
-            if told_at is not None or not drained:
-                _send(fronts, DRAIN if told_at is None else END_NOW)
-            told_at, drained = told_at or time.monotonic(), True
+        time.sleep(POLL_S)
+        while arrived:
+            number, at = arrived.popleft()
+            if number == signal.SIGHUP:
+                _send(fronts, signal.SIGHUP)
+            elif told_at is None or at - told_at > SAME_SIGNAL_S:
+                what = DRAINING.format(drain_timeout_s) if told_at is None else "ends now."
+                logger.warning("%s: %s", signal.Signals(number).name, what)
+                if told_at is not None or not drained:
+                    _send(fronts, DRAIN if told_at is None else END_NOW)
+                told_at, drained = told_at or at, True
         for front in fronts:
             if front not in ended and front.poll() is not None:
                 ended.append(front)
@@ -84,6 +89,17 @@ def _wait(
             _send(fronts, DRAIN)
             drained = True
     return ended
+
+
+def _take_signals() -> deque[tuple[int, float]]:
+    """The user's signals as they come, and when. They have handlers because they are held in this thread only: any
+    other, such as an agent's connection or Ray has, would otherwise have the process end at once.
+    """
+    arrived: deque[tuple[int, float]] = deque()
+    for number in _FROM_USER:
+        signal.signal(number, lambda number, _: arrived.append((number, time.monotonic())))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FROM_USER)
+    return arrived
 
 
 def _send(fronts: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
