@@ -155,7 +155,9 @@ def test_a_sequence_s_answer_has_the_same_bits_whatever_is_beside_it():
         ({}, None),
         ({"page_size": 8192, "width": 16}, None),
         ({"page_size": 8, "width": 16384}, None),
+        ({"page_size": 4}, "block size is 4"),
         ({"page_size": 24}, "block size is 24"),
+        ({"page_size": 384}, "block size is 384, not a power of two"),
         (
             {"page_size": 32, "width": 100_000},
             "sequences of 3200000 tokens in blocks of 32 .* holds the numbers of 65536",

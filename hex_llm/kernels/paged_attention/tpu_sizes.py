@@ -79,8 +79,8 @@ def write_refusal(pages_shape: tuple[int, ...], dtype: Any) -> str | None:
         return f"pages are of {dtype}, not of bfloat16 or float32"
     if head_dim > LANES and head_dim % LANES:
         return f"head_dim is {head_dim}, neither at most {LANES} nor a multiple of it"
-    if page_size % SUBLANES or (LANES % page_size if page_size < LANES else page_size % LANES):
-        return f"block size is {page_size}, not 8, 16, 32, 64 or a multiple of {LANES}"
+    if page_size < SUBLANES or page_size & (page_size - 1):  # blocks have whole pages, or pages have whole blocks
+        return f"block size is {page_size}, not a power of two of at least {SUBLANES}"
     if (block := LANES * token_bytes(num_kv_heads, head_dim, dtype)) > LARGEST_BLOCK_BYTES:
         return (
             f"{LANES} keys and values of {num_kv_heads} heads of {head_dim} are {block} bytes, and a TPU's vector "
