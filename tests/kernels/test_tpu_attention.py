@@ -63,6 +63,7 @@ def check(rng, batches, *, sinks=False, window=None, soft_cap=None, **shape):
     sinks = jnp.asarray(2 * rng.standard_normal(shape["heads"]), shape["dtype"]) if sinks else None
     for lengths in batches:
         batch, used, q, k, v, pages = random_step(rng, lengths, **shape)
+        assert tpu.plan(batch, q, pages, window) is not None  # or XLA's attention would be tested
         got, got_pages = run(q, k, v, pages, batch, sinks)
         want, want_pages = expected(q, k, v, pages, batch, sinks=sinks)
         np.testing.assert_array_equal(np.asarray(got_pages[1:], np.float32), np.asarray(want_pages[1:], np.float32))
@@ -164,6 +165,8 @@ def test_a_sequence_s_answer_has_the_same_bits_whatever_is_beside_it():
         ),
         ({"head_dim": 192}, "head_dim is 192"),
         ({"heads": 34, "kv_heads": 2}, "groups of 17"),
+        ({"heads": 64}, None),
+        ({"heads": 128}, "groups of 64 query heads are more than 32"),
         ({"kv_heads": 3}, "8 query heads are not a multiple of 3"),
         ({"kv_heads": 256, "heads": 256, "dtype": F32}, "vector memory"),
         ({"dtype": jnp.float16}, "not of bfloat16 or float32"),

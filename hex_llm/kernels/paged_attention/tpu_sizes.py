@@ -20,6 +20,7 @@ RING_BYTES, LONGEST_RING = 4 << 20, 4  # of keys and values that are on their wa
 LARGEST_BLOCK_BYTES = 4 << 20
 QUERIES_BYTES = 1 << 19  # of queries at a time
 LARGEST_GROUP = 16  # that is no power of two
+LARGEST_EVEN_GROUP = 32  # that is one: with more, 16 tokens have more rows than vector memory holds the scores of
 PREFILL_BLOCK, PREFILL_ROWS, PREFILL_TOKENS = 512, 512, 256  # of keys, of queries (times heads of a group), of tokens
 WRITE_BYTES = 1 << 21  # of keys and values that are to be written, and of the slabs they go to
 PREFILL_BYTES = 6 << 20  # of one step's queries, sums and output
@@ -62,8 +63,8 @@ def refusal(
     group = num_heads // num_kv_heads
     if group > LARGEST_GROUP and group & (group - 1):
         return f"groups of {group} query heads are neither of at most {LARGEST_GROUP} nor a power of two"
-    if group > PREFILL_ROWS:
-        return f"groups of {group} query heads are more than {PREFILL_ROWS}"
+    if group > LARGEST_EVEN_GROUP:
+        return f"groups of {group} query heads are more than {LARGEST_EVEN_GROUP}"
     if table_width > LONGEST_TABLE:
         return (
             f"sequences of {table_width * page_size} tokens in blocks of {page_size} have {table_width} blocks, but a "
