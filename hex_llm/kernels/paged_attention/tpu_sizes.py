@@ -14,6 +14,7 @@ LOWEST = -1e30  # finite: what sees nothing must not make NaN
 
 # All generations have 1 MiB of scalar memory for each core, and at least 16 MiB of vector memory.
 LONGEST_TABLE = 64 * 1024  # entries of a sequence's page table, of which two are in scalar memory
+LONGEST_STEP = 64 * 1024  # tokens, of each of which scalar memory has two numbers while they are written
 TABLE_PIECE = 1024  # entries that are copied at once
 DECODE_BLOCK_BYTES, DECODE_BLOCK = 1 << 20, 512  # of keys and values, the most bytes and tokens
 RING_BYTES, LONGEST_RING = 4 << 20, 4  # of keys and values that are on their way or in use
