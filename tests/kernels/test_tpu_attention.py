@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,15 @@ import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import tpu as pltpu
 
+from hex_llm.catalog.entry import config_of
 from hex_llm.catalog.index import ENTRIES
 from hex_llm.kernels.paged_attention import reference, tpu, tpu_sizes
 from hex_llm.kernels.paged_attention.api import attend, prepare
 from hex_llm.kernels.rope_write.api import rope_write
 from hex_llm.kernels.window import Window
+from hex_llm.loader.config_json import parse_config
+from hex_llm.models.arch import Arch
+from hex_llm.models.split import Split
 from tests.kernels.test_paged_attention import random_batch
 
 BF16, F32 = jnp.bfloat16, jnp.float32
@@ -180,16 +184,20 @@ def test_what_does_not_fit_is_refused_by_its_number_and_the_limit(changes, words
     assert refused is None if words is None else re.search(words, refused or "")
 
 
+@cache
+def every_arch() -> list[Arch]:
+    return [parse_config(config_of(entry), entry.name).arch for entry in ENTRIES]
+
+
 @pytest.mark.parametrize("devices", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("page_size", [8, 16, 32, 2048, 8192])
 def test_every_model_of_the_catalog_is_done_by_the_kernels(devices, page_size):
-    for entry in ENTRIES:
-        heads, kv_heads = entry.text["num_attention_heads"], entry.text["num_key_value_heads"]
-        head_dim = entry.text.get("head_dim") or entry.text["hidden_size"] // heads
-        if heads % devices == 0:
-            pages = (9, 2, max(kv_heads // devices, 1), page_size, head_dim)
-            width = -(-min(entry.context, 131072) // page_size)
-            assert tpu_sizes.refusal((9, heads // devices, head_dim), pages, width, BF16, BF16) is None, entry.name
+    for arch in every_arch():
+        split = Split(arch, devices)
+        pages = (9, 2, split.kv_heads, page_size, arch.head_dim)
+        width = -(-min(arch.max_position, 131072) // page_size)
+        refused = tpu_sizes.refusal((9, split.heads, arch.head_dim), pages, width, BF16, BF16)
+        assert refused is None, arch
 
 
 def test_on_a_tpu_a_layer_writes_and_attends_by_the_kernels(monkeypatch):
