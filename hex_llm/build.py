@@ -206,7 +206,7 @@ def plan_memory(
         return least_of_hosts(blocks)  # all have the same shapes
 
     one_page = compiler_for(1).programs
-    check_attention(one_page)
+    check_attention(one_page, max(bucket.tokens for bucket in buckets.largest()))
     needs = Needs(
         weights=bytes_per_device(weights, model.arch, mesh, model.dtype),
         state=_bytes((one_page.slots, one_page.history)),

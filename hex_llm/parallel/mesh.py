@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from hex_llm.launch.placement import check_devices
@@ -15,9 +16,8 @@ def make_mesh(tensor_parallel_size: int = 1, devices: Sequence[Any] | None = Non
     """A mesh of the first `tensor_parallel_size` of the devices, by default of all that JAX sees."""
     devices = jax.devices() if devices is None else devices
     check_devices(tensor_parallel_size, 1, len(devices))
-    return jax.make_mesh(
-        (tensor_parallel_size,),
-        (TENSOR,),
-        axis_types=(AxisType.Auto,),
-        devices=devices[:tensor_parallel_size],
-    )
+    first, kind = devices[:tensor_parallel_size], (AxisType.Auto,)
+    try:
+        return jax.make_mesh((tensor_parallel_size,), (TENSOR,), axis_types=kind, devices=first)
+    except AssertionError:  # chips of a TPU that make no rectangle, for which JAX knows no better order than theirs
+        return Mesh(np.array(first), (TENSOR,), axis_types=kind)

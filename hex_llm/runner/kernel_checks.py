@@ -11,14 +11,18 @@ from hex_llm.runner.programs import Programs
 logger = logging.getLogger(__name__)
 
 
-def check_attention(programs: Programs) -> None:
-    """Refuses sizes for which there is no room, and tells of those that only XLA's slower attention does."""
+def check_attention(programs: Programs, step_tokens: int) -> None:
+    """Refuses sizes for which there is no room, and tells of those that only XLA's slower attention does.
+
+    `step_tokens` is the most of a step.
+    """
     if backend() != "tpu":
         return
     # Pallas takes a second to import, which a start on other devices has better use for.
     from hex_llm.kernels.paged_attention.tpu_sizes import (
         LANES,
         LARGEST_BLOCK_BYTES,
+        LONGEST_STEP,
         LONGEST_TABLE,
         refusal,
         token_bytes,
@@ -30,6 +34,11 @@ def check_attention(programs: Programs) -> None:
             f"--max_model_len={shapes.max_model_len} is {shapes.table_width} blocks of --block_size="
             f"{shapes.page_size} tokens, but a TPU's scalar memory holds the numbers of {LONGEST_TABLE}: "
             f"--max_model_len={LONGEST_TABLE * shapes.page_size} would fit, and so might larger blocks."
+        )
+    if step_tokens > LONGEST_STEP:
+        raise ConfigError(
+            f"--max_num_batched_tokens makes steps of {step_tokens} tokens, but a TPU's scalar memory holds the places"
+            f" of {LONGEST_STEP}."
         )
     if (size := LANES * token_bytes(split.kv_heads, arch.head_dim, programs.dtype)) > LARGEST_BLOCK_BYTES:
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,15 @@ import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import tpu as pltpu
 
+from hex_llm.catalog.entry import config_of
 from hex_llm.catalog.index import ENTRIES
 from hex_llm.kernels.paged_attention import reference, tpu, tpu_sizes
 from hex_llm.kernels.paged_attention.api import attend, prepare
 from hex_llm.kernels.rope_write.api import rope_write
 from hex_llm.kernels.window import Window
+from hex_llm.loader.config_json import parse_config
+from hex_llm.models.arch import Arch
+from hex_llm.models.split import Split
 from tests.kernels.test_paged_attention import random_batch
 
 BF16, F32 = jnp.bfloat16, jnp.float32
@@ -63,6 +67,7 @@ def check(rng, batches, *, sinks=False, window=None, soft_cap=None, **shape):
     sinks = jnp.asarray(2 * rng.standard_normal(shape["heads"]), shape["dtype"]) if sinks else None
     for lengths in batches:
         batch, used, q, k, v, pages = random_step(rng, lengths, **shape)
+        assert tpu.plan(batch, q, pages, window) is not None  # or XLA's attention would be tested
         got, got_pages = run(q, k, v, pages, batch, sinks)
         want, want_pages = expected(q, k, v, pages, batch, sinks=sinks)
         np.testing.assert_array_equal(np.asarray(got_pages[1:], np.float32), np.asarray(want_pages[1:], np.float32))
@@ -155,13 +160,17 @@ def test_a_sequence_s_answer_has_the_same_bits_whatever_is_beside_it():
         ({}, None),
         ({"page_size": 8192, "width": 16}, None),
         ({"page_size": 8, "width": 16384}, None),
+        ({"page_size": 4}, "block size is 4"),
         ({"page_size": 24}, "block size is 24"),
+        ({"page_size": 384}, "block size is 384, not a power of two"),
         (
             {"page_size": 32, "width": 100_000},
             "sequences of 3200000 tokens in blocks of 32 .* holds the numbers of 65536",
         ),
         ({"head_dim": 192}, "head_dim is 192"),
         ({"heads": 34, "kv_heads": 2}, "groups of 17"),
+        ({"heads": 64}, None),
+        ({"heads": 128}, "groups of 64 query heads are more than 32"),
         ({"kv_heads": 3}, "8 query heads are not a multiple of 3"),
         ({"kv_heads": 256, "heads": 256, "dtype": F32}, "vector memory"),
         ({"dtype": jnp.float16}, "not of bfloat16 or float32"),
@@ -175,16 +184,20 @@ def test_what_does_not_fit_is_refused_by_its_number_and_the_limit(changes, words
     assert refused is None if words is None else re.search(words, refused or "")
 
 
+@cache
+def every_arch() -> list[Arch]:
+    return [parse_config(config_of(entry), entry.name).arch for entry in ENTRIES]
+
+
 @pytest.mark.parametrize("devices", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("page_size", [8, 16, 32, 2048, 8192])
 def test_every_model_of_the_catalog_is_done_by_the_kernels(devices, page_size):
-    for entry in ENTRIES:
-        heads, kv_heads = entry.text["num_attention_heads"], entry.text["num_key_value_heads"]
-        head_dim = entry.text.get("head_dim") or entry.text["hidden_size"] // heads
-        if heads % devices == 0:
-            pages = (9, 2, max(kv_heads // devices, 1), page_size, head_dim)
-            width = -(-min(entry.context, 131072) // page_size)
-            assert tpu_sizes.refusal((9, heads // devices, head_dim), pages, width, BF16, BF16) is None, entry.name
+    for arch in every_arch():
+        split = Split(arch, devices)
+        pages = (9, 2, split.kv_heads, page_size, arch.head_dim)
+        width = -(-min(arch.max_position, 131072) // page_size)
+        refused = tpu_sizes.refusal((9, split.heads, arch.head_dim), pages, width, BF16, BF16)
+        assert refused is None, arch
 
 
 def test_on_a_tpu_a_layer_writes_and_attends_by_the_kernels(monkeypatch):

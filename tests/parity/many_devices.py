@@ -51,6 +51,10 @@ class ManyDevices:
         """What an engine goes on with after the prompts."""
         return self._ask("greedy", str(folder), num_devices, prompts, length)
 
+    def chosen(self, folder: Path, num_devices: int) -> list[list[int]]:
+        """What an engine with programs as accelerators have them answers requests of every kind, alone and together."""
+        return self._ask("chosen", str(folder), num_devices)
+
     def _ask(self, *task: Any) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -82,11 +86,35 @@ def _greedy(folder: str, num_devices: int, prompts: list[list[int]], length: int
     return [tokens(outputs) for outputs in run(engine, *[(prompt, sampling) for prompt in prompts])]
 
 
+def _chosen(folder: str, num_devices: int) -> list[list[int]]:
+    from hex_llm import build
+    from hex_llm.engine.request import SamplingParams
+    from hex_llm.runner.buckets import SEPARATE
+    from tests.runner.engines import make_engine, run, tokens
+
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0, "logprobs": 3},
+        {"temperature": 0, "logit_bias": {17: 2.5}, "frequency_penalty": 0.5},
+        {},
+        {"top_k": 5, "min_p": 0.01},
+        {"top_p": 0.9, "repetition_penalty": 1.2, "prompt_logprobs": 1},
+    ]
+    asked = [([5 + i] * (1 + 4 * i), SamplingParams(seed=i, max_tokens=8, **kind)) for i, kind in enumerate(kinds)]
+    before, build.TOGETHER = build.TOGETHER, SEPARATE
+    try:
+        engine = make_engine(Path(folder), dtype="float32", tensor_parallel_size=num_devices)
+    finally:
+        build.TOGETHER = before
+    alone = [tokens(outputs) for each in asked for outputs in run(engine, each)]
+    return [*alone, *(tokens(outputs) for outputs in run(engine, *asked))]
+
+
 def main() -> None:
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         try:
-            answer = {"result": {"logits": _logits, "greedy": _greedy}[name](*arguments)}
+            answer = {"result": {"logits": _logits, "greedy": _greedy, "chosen": _chosen}[name](*arguments)}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)

@@ -33,6 +33,13 @@ def test_a_page_table_that_scalar_memory_does_not_hold_is_refused_by_its_flags()
     plan(model="meta-llama/Llama-4-Scout-17B-16E-Instruct", block_size=2048, prefill_len_padding=2048)
 
 
+def test_a_step_of_more_tokens_than_scalar_memory_has_places_for_is_refused_by_its_flag():
+    flags = {"model": "meta-llama/Llama-3.1-8B", "max_model_len": 8192}
+    with pytest.raises(ConfigError, match=r"--max_num_batched_tokens makes steps of 131072 tokens, .* of 65536\."):
+        plan(max_num_batched_tokens=131072, **flags)
+    plan(max_num_batched_tokens=65536, **flags)
+
+
 def test_more_heads_than_vector_memory_holds_blocks_of_are_refused_by_the_flag_that_helps():
     with pytest.raises(ConfigError, match=r"--tensor_parallel_size=1 leaves each device 40 heads .* more devices"):
         plan(model="meta-llama/Llama-2-13b-hf", dtype="float32", max_model_len=4096)

@@ -8,10 +8,13 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from jax.sharding import AbstractMesh
 
 from hex_llm import build
 from hex_llm.engine.request import SamplingParams
 from hex_llm.models import decoder
+from hex_llm.models.weights import abstract
+from hex_llm.parallel.mesh import TENSOR
 from hex_llm.runner import lowering
 from hex_llm.runner.buckets import SEPARATE, Bucket
 from hex_llm.runner.lowering import Lowering
@@ -154,7 +157,7 @@ def test_the_name_of_a_file_stands_for_all_that_goes_in(programs, tmp_path, monk
     things = [
         (lowering, "_CODE", "other code"),
         (jax, "__version__", "0.0"),
-        (jax, "default_backend", lambda: "other"),
+        (jax, "default_backend", lambda: "gpu"),
         (jax, "device_count", lambda: 99),
         (jax, "devices", lambda: [SimpleNamespace(**about)]),
         (jax, "devices", lambda: [SimpleNamespace(**about | {"core_count": 114})]),
@@ -166,6 +169,17 @@ def test_the_name_of_a_file_stands_for_all_that_goes_in(programs, tmp_path, monk
             patch.setattr(owner, attribute, value)
             names.append(name(programs))
     assert len({*names}) == len(names)
+
+
+def test_it_stands_for_the_models_numbers_where_devices_share_the_work_too(programs, tmp_path):
+    """Two models can have weights of the same shapes, and differ in how they rotate heads."""
+    arch, mesh = programs.arch, AbstractMesh((2,), (TENSOR,))
+    params = abstract(type(programs.params), arch, mesh, programs.dtype)  # pyright: ignore[reportArgumentType]
+    split = dataclasses.replace(programs, mesh=mesh, params=params)
+    other = dataclasses.replace(split, arch=dataclasses.replace(arch, query_scale=arch.query_scale * 2))
+    every = [Forward(Bucket(8, 8, 8, decode=True)), ScorePrompt(64)]
+    names = {Lowering(each, tmp_path)._digest(program) for each in (programs, split, other) for program in every}
+    assert len(names) == 6
 
 
 def test_a_program_that_knows_nothing_of_the_pages_is_kept_once(programs, tmp_path):

@@ -7,6 +7,7 @@ LLAMA_70B_ON_16 = {"heads": 4, "kv_heads": 1}
 LLAMA_2_7B = {"heads": 32, "kv_heads": 32}
 GEMMA_2_9B = {"heads": 16, "kv_heads": 8, "head_dim": 256, "window": [4096], "soft_cap": 50.0, "max_model_len": 8192}
 GPT_OSS = {"heads": 64, "kv_heads": 8, "head_dim": 64, "window": [128], "sinks": True}
+LARGEST_GROUP = {"heads": 32, "kv_heads": 1, "head_dim": 256, "dtype": "float32", "max_model_len": 4096}
 LLAMA_4_ON_8 = {"heads": 5, "kv_heads": 1, "window": [8192, True]}
 
 
@@ -21,6 +22,7 @@ LLAMA_4_ON_8 = {"heads": 5, "kv_heads": 1, "window": [8192, True]}
         ("v5p", GPT_OSS),
         ("v4", LLAMA_2_7B | {"decode": True, "max_model_len": 4096}),
         ("v4", GEMMA_2_9B),
+        ("v4", LARGEST_GROUP),
         ("tpu7x", LLAMA_4_ON_8 | {"dtype": "float32"}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -14,12 +14,14 @@ LOWEST = -1e30  # finite: what sees nothing must not make NaN
 
 # All generations have 1 MiB of scalar memory for each core, and at least 16 MiB of vector memory.
 LONGEST_TABLE = 64 * 1024  # entries of a sequence's page table, of which two are in scalar memory
+LONGEST_STEP = 64 * 1024  # tokens, of each of which scalar memory has two numbers while they are written
 TABLE_PIECE = 1024  # entries that are copied at once
 DECODE_BLOCK_BYTES, DECODE_BLOCK = 1 << 20, 512  # of keys and values, the most bytes and tokens
 RING_BYTES, LONGEST_RING = 4 << 20, 4  # of keys and values that are on their way or in use
 LARGEST_BLOCK_BYTES = 4 << 20
 QUERIES_BYTES = 1 << 19  # of queries at a time
 LARGEST_GROUP = 16  # that is no power of two
+LARGEST_EVEN_GROUP = 32  # that is one: with more, 16 tokens have more rows than vector memory holds the scores of
 PREFILL_BLOCK, PREFILL_ROWS, PREFILL_TOKENS = 512, 512, 256  # of keys, of queries (times heads of a group), of tokens
 WRITE_BYTES = 1 << 21  # of keys and values that are to be written, and of the slabs they go to
 PREFILL_BYTES = 6 << 20  # of one step's queries, sums and output
@@ -62,8 +64,8 @@ def refusal(
     group = num_heads // num_kv_heads
     if group > LARGEST_GROUP and group & (group - 1):
         return f"groups of {group} query heads are neither of at most {LARGEST_GROUP} nor a power of two"
-    if group > PREFILL_ROWS:
-        return f"groups of {group} query heads are more than {PREFILL_ROWS}"
+    if group > LARGEST_EVEN_GROUP:
+        return f"groups of {group} query heads are more than {LARGEST_EVEN_GROUP}"
     if table_width > LONGEST_TABLE:
         return (
             f"sequences of {table_width * page_size} tokens in blocks of {page_size} have {table_width} blocks, but a "
@@ -79,8 +81,8 @@ def write_refusal(pages_shape: tuple[int, ...], dtype: Any) -> str | None:
         return f"pages are of {dtype}, not of bfloat16 or float32"
     if head_dim > LANES and head_dim % LANES:
         return f"head_dim is {head_dim}, neither at most {LANES} nor a multiple of it"
-    if page_size % SUBLANES or (LANES % page_size if page_size < LANES else page_size % LANES):
-        return f"block size is {page_size}, not 8, 16, 32, 64 or a multiple of {LANES}"
+    if page_size < SUBLANES or page_size & (page_size - 1):  # blocks have whole pages, or pages have whole blocks
+        return f"block size is {page_size}, not a power of two of at least {SUBLANES}"
     if (block := LANES * token_bytes(num_kv_heads, head_dim, dtype)) > LARGEST_BLOCK_BYTES:
         return (
             f"{LANES} keys and values of {num_kv_heads} heads of {head_dim} are {block} bytes, and a TPU's vector "
