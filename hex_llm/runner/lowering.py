@@ -49,7 +49,7 @@ class Lowering:
 
     def _digest(self, program: Program) -> str:
         """Of all that decides what a program is traced to."""
-        function = self._programs.function(program)
+        function = self._programs.own_function(program)  # not wrapped, so that what it settles is to be seen
         settled = function.keywords if isinstance(function, partial) else {}
         leaves, tree = jax.tree.flatten(self._programs.arguments(program)[0])
         parts = [

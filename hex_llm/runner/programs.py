@@ -114,7 +114,7 @@ class Programs:
 
     def function(self, program: Program) -> Callable:
         """What a program computes; where devices share the work, each on its share of the arrays."""
-        function = self._own_function(program)
+        function = self.own_function(program)
         if not self.is_split:
             return function
         arguments, _ = self.arguments(program)
@@ -122,7 +122,8 @@ class Programs:
         results = self._results(program)
         return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=results, check_vma=False)
 
-    def _own_function(self, program: Program) -> Callable:
+    def own_function(self, program: Program) -> Callable:
+        """What each device computes."""
         vocab_size = self.arch.vocab_size
         match program:
             case Forward(bucket):
