@@ -111,7 +111,10 @@ def _call(place: Place, key: bytes) -> Channel:
         try:
             return channel.call(f"tcp:{place.coordinator}", key)
         except Broken as error:
-            raise ConfigError(f"Host 0 at {place.coordinator} does not let this host in: {error}") from None
+            raise ConfigError(
+                f"Host 0 at {place.coordinator} does not let this host in; HEXLLM_CLUSTER_KEY may be another there:"
+                f" {error}"
+            ) from None
         except OSError as error:
             if time.monotonic() - start > GATHER_S:
                 raise StartError(

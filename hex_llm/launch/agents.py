@@ -28,7 +28,7 @@ from hex_llm.process import CLUSTER_KEY, ENGINE_DIED
 logger = logging.getLogger(__name__)
 
 GATHER_S = 600.0  # that the hosts have to come
-_SAY_S = 30.0  # how often those that are missing are named
+_SAY_FIRST_S, _SAY_S = 3.0, 30.0  # when, and then how often, those that are missing are named
 _RETRY_S = 0.2  # where no connection can be accepted
 _STOP_S = 2.0  # that agents have to end in when they are told to
 
@@ -83,7 +83,7 @@ class Agents:
         self._closing = False
         self._deadline = time.monotonic() + gather
         self._gather = gather
-        self._say_at = time.monotonic() + _SAY_S
+        self._say_at = time.monotonic() + _SAY_FIRST_S
         self._num_started = 0
         self._ports: dict[HostChild, set[int]] = {}  # that are taken
         try:

@@ -40,7 +40,7 @@ def this_machine(config: Config, folder: str) -> Cluster:
 def several_hosts(config: Config, where: Place) -> Cluster:
     """This host is the first of them."""
     placement = _placement(config, num_hosts=where.num_hosts)
-    _check_slices(placement, where)
+    _check_slices(placement, where, on_tpu=local_devices(os.environ).platform == "tpu")
     _leave_slices(os.environ)
     address, key = _own_address(where.coordinator), cluster_key()
     launcher = Agents(where, hello_of(config, 0, address), key)
@@ -86,9 +86,16 @@ def _placement(config: Config, *, num_hosts: int) -> list[Replica]:
     return place(tensor=tensor, data=data, num_hosts=num_hosts, local_devices=available)
 
 
-def _check_slices(placement: list[Replica], where: Place) -> None:
-    """Between slices there is an ordinary network, over which a model cannot be split."""
+def _check_slices(placement: list[Replica], where: Place, *, on_tpu: bool) -> None:
+    """Between slices there is an ordinary network, over which a model cannot be split; and within a slice, the chips of
+    several hosts are one world, which libtpu does not divide."""
     per_slice = where.num_hosts // where.num_slices
+    hosts = len(placement[0])
+    if on_tpu and 1 < hosts < per_slice:
+        raise ConfigError(
+            f"--tensor_parallel_size={sum(seat.num_devices for seat in placement[0])} would be {hosts} of the"
+            f" {per_slice} hosts of this TPU slice: a model is on one host, or on all of a slice."
+        )
     for number, replica in enumerate(placement):
         if len({seat.host // per_slice for seat in replica}) > 1:
             raise ConfigError(

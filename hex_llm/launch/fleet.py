@@ -145,7 +145,7 @@ class _Crew:
     def ended(self) -> tuple[int, int] | None:
         """The rank and exit code of one that has ended; rather of one that says why than of one that was told."""
         codes = [(rank, code) for rank, child in enumerate(self.children) if (code := child.poll()) is not None]
-        return max(codes, key=lambda each: each[1], default=None)
+        return max(codes, key=lambda each: (each[1] != ENGINE_DIED, each[1]), default=None)
 
     def end(self) -> None:
         for child in self.children:

@@ -6,8 +6,10 @@ import pytest
 
 from hex_llm.config import Config
 from hex_llm.errors import ConfigError
+from hex_llm.launch import cluster
 from hex_llm.launch.addresses import Address, Place
 from hex_llm.launch.cluster import on_ray, several_hosts
+from hex_llm.launch.local_devices import LocalDevices
 
 
 def test_ray_is_asked_for_where_it_is_missing(monkeypatch):
@@ -36,3 +38,10 @@ def test_more_devices_than_all_hosts_have_are_refused_at_once(monkeypatch):
     place = Place(rank=0, num_hosts=2, coordinator=Address("127.0.0.1", 1))
     with pytest.raises(ConfigError, match="num_request_devices 8 > num_available_devices 4"):
         several_hosts(Config(num_hosts=2, tensor_parallel_size=8), place)
+
+
+def test_on_tpus_a_replica_is_on_one_host_or_on_all_of_a_slice(monkeypatch):
+    monkeypatch.setattr(cluster, "local_devices", lambda environ: LocalDevices("tpu", ("0", "1", "2", "3")))
+    place = Place(rank=0, num_hosts=4, coordinator=Address("127.0.0.1", 1))
+    with pytest.raises(ConfigError, match="--tensor_parallel_size=8 would be 2 of the 4 hosts of this TPU slice"):
+        several_hosts(Config(num_hosts=4, tensor_parallel_size=8, data_parallel_size=2), place)
