@@ -137,7 +137,7 @@ def test_an_interrupt_exits_with_130(chat):
     "argv",
     [
         ["--max_modle_len=5"],
-        ["--num_hosts=4"],
+        ["--num_hosts=0"],
         ["--block_size=7"],
         ["--log_level=INFO"],
         ["--enable-prefix-caching", "--block-size", "8192"],

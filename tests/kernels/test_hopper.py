@@ -21,9 +21,9 @@ def test_only_hopper_gpus_run_our_kernels(monkeypatch, backend, capability, expe
     monkeypatch.setattr(jax, "devices", lambda: [device])
     assert hopper.is_hopper() is expected
     assert chained(8) is expected
-    assert api._best() == ("gpu" if expected else "xla")
+    assert api._best() == ("gpu" if expected else "tpu" if backend == "tpu" else "xla")
     assert hopper.num_sms() == (114 if backend == "gpu" else hopper.SMS)
-    if not expected:
+    if api._best() == "xla":
         assert api._implementation(api._best()) is xla.attend
 
 

@@ -1,7 +1,9 @@
 """Servers of several hosts of two devices each: they answer as one process does, and what becomes of them when a host
 is lost under load."""
 
+import os
 import re
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from hex_llm import LLM, Config, SamplingParams
 from tests.checkpoints import write_llama
 from tests.multihost.cluster import hosts_serving
-from tests.server.servers import FLAGS
+from tests.server.servers import FLAGS, children_of
 
 PROMPTS = [[5 + number, 6, 7, 8 + number % 5, *range(20, 20 + 9 * number)] for number in range(6)]
 RULES: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "repetition_penalty": 1.3, "min_tokens": 24}
@@ -73,3 +75,21 @@ def test_replicas_on_two_hosts_lose_no_request_with_a_host_which_may_come_back(m
         hosts.processes[1] = hosts.start(1)
         hosts.wait_for("Engine built", 60, rank=1, count=2)
         assert hosts.ask(bodies(RULES, times=2)).texts() == alone["rules"] * 2
+
+
+@pytest.mark.slow
+def test_a_host_that_hangs_ends_the_replica_within_30_seconds(model, tmp_path, capsys):
+    with hosts_serving(2, model, tmp_path, "--tensor_parallel_size=4", "--no-warmup") as hosts:
+        asked = hosts.ask(bodies(LONG))
+        asked.wait_until_under_way()
+        started = time.monotonic()
+        # Under the agent, or under what entered the machine for it.
+        tree = [pid for child in children_of(hosts.processes[1].pid) for pid in (child, *children_of(child))]
+        for pid in tree:
+            os.kill(pid, signal.SIGSTOP)
+        answers, seconds = asked.answers(), time.monotonic() - started
+        assert {500} <= {answer["status"] for answer in answers} <= {500, 503}
+        assert hosts.processes[0].wait(30) == 70
+        assert 15 < seconds < 30
+        with capsys.disabled():
+            print(f"\na host stopped: {len(answers)} requests told after {seconds:.1f} s")

@@ -67,3 +67,10 @@ def test_a_replica_on_ray_whose_actor_is_lost_costs_no_request_and_comes_back(mo
         wait_for(lambda: server.get("/ping").json()["replicas_up"] == 2)
         after = set(actors(server))
         assert (len(before), len(after), len(before & after)) == (2, 2, 1)
+
+
+@pytest.mark.slow
+def test_four_hosts_on_ray_answer_as_one_process(model, alone, tmp_path):
+    with ray_server(model, tmp_path / "log", "--num_hosts=4", "--tensor_parallel_size=8", "--no-warmup") as server:
+        assert len(actors(server)) == 4
+        assert Asked(server.url, bodies(RULES)).texts() == alone["rules"]

@@ -15,7 +15,7 @@ def test_the_tests_decoder_is_that_of_transformers(oracle):
     np.testing.assert_array_equal(oracle.mxfp4(blocks, scales), decoded(blocks, scales))
 
 
-def test_logits_of_a_model_in_mxfp4_equal_those_of_the_widened_one(oracle, two_devices, tmp_path):
+def test_logits_of_a_model_in_mxfp4_equal_those_of_the_widened_one(oracle, many_devices, tmp_path):
     plain, packed = tmp_path / "plain", tmp_path / "packed"
     for folder in (plain, packed):
         shutil.copytree(oracle.make("gpt-oss"), folder)
@@ -34,5 +34,5 @@ def test_logits_of_a_model_in_mxfp4_equal_those_of_the_widened_one(oracle, two_d
     config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
     (packed / "config.json").write_text(json.dumps(config))
     expected = oracle.logits(plain, TOKENS)
-    for found in (logits_of(*load_model(packed)), two_devices.logits(packed)):
+    for found in (logits_of(*load_model(packed)), many_devices.logits(packed, 2)):
         assert np.abs(found - expected).max() <= 1e-4 * np.ptp(expected)

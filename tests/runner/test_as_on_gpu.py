@@ -45,7 +45,7 @@ def like_gpu(folder, monkeypatch):
     monkeypatch.setattr(build, "WHOLE_STEP_TOKENS", 64)
     monkeypatch.setattr(build, "GPU_MIXED_TOKENS", 16)
     monkeypatch.setattr(logprobs, "PROMPT_ROWS", 4)
-    for name in ("_buckets", "_limits", "_shapes"):
+    for name in ("make_buckets", "_limits", "_shapes"):
         monkeypatch.setattr(build, name, _on_gpu(getattr(build, name)))
     flags = {"enable_chunked_prefill": True, "max_num_batched_tokens": None, "num_blocks": 20}
     # Kept programs know nothing of what is patched here.
