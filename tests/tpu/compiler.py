@@ -7,19 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hex_llm.bench import tpu_aot
+
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-tpu/bin/python"
-# Without these, libtpu asks the machine's metadata server which TPU it is on.
-SILENT = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_STDERR_LOG_LEVEL": "3",
-    "TPU_MIN_LOG_LEVEL": "3",
-}
+SILENT = tpu_aot.SILENT | {"JAX_PLATFORMS": "cpu"}
 
 
 class CompilerMissingError(Exception):
