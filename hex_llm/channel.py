@@ -18,6 +18,7 @@ from hex_llm.seal import NONCE, TAG, Seals, proof, seals
 CALL_S = 60.0  # for the other end to answer: it may be busy with its start
 GREET_S = 10.0  # for whoever has called to say who it is
 _BACKLOG = 128
+_RETRY_S = 0.2
 _LOST_AFTER_S = 20  # that TCP waits for a word from the other machine
 
 
@@ -79,6 +80,18 @@ def call(address: str, key: bytes, *, timeout: float = CALL_S) -> Channel:
     except BaseException:
         connection.close()
         raise
+
+
+def keep_calling(address: str, key: bytes, seconds: float) -> Channel:
+    """As `call`, again and again while nobody answers: whoever is to listen there may not be there yet."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return call(address, key)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_RETRY_S)
 
 
 def greet(connection: socket.socket, key: bytes, *, timeout: float = GREET_S) -> Channel:

@@ -24,7 +24,6 @@ from hex_llm.process import CLUSTER_KEY, ENGINE_DIED, release_signals
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
-_RETRY_S = 1.0
 
 
 def hello_of(config: Config, rank: int, address: str) -> HostHello:
@@ -106,21 +105,14 @@ class _Agent:
 
 
 def _call(place: Place, key: bytes) -> Channel:
-    start = time.monotonic()
-    while True:
-        try:
-            return channel.call(f"tcp:{place.coordinator}", key)
-        except Broken as error:
-            raise ConfigError(
-                f"Host 0 at {place.coordinator} does not let this host in; HEXLLM_CLUSTER_KEY may be another there:"
-                f" {error}"
-            ) from None
-        except OSError as error:
-            if time.monotonic() - start > GATHER_S:
-                raise StartError(
-                    f"Host 0 cannot be reached at {place.coordinator} for {GATHER_S:g} s: {error}."
-                ) from None
-        time.sleep(_RETRY_S)
+    try:
+        return channel.keep_calling(f"tcp:{place.coordinator}", key, GATHER_S)
+    except Broken as error:
+        raise ConfigError(
+            f"Host 0 at {place.coordinator} does not let this host in; HEXLLM_CLUSTER_KEY may be another there: {error}"
+        ) from None
+    except OSError as error:
+        raise StartError(f"Host 0 cannot be reached at {place.coordinator} for {GATHER_S:g} s: {error}.") from None
 
 
 def _say(text: str) -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from time import monotonic, sleep
+from time import sleep
 from typing import Protocol
 
 from hex_llm import channel
@@ -184,19 +184,14 @@ def follow(leader: Leader, runner: Runs) -> None:
 
 
 def _call(replica: Replica, timeout: float) -> channel.Channel:
-    start = monotonic()
-    while True:
-        try:
-            return channel.call(replica.address, replica.key)
-        except Broken as error:
-            raise ConfigError(str(error)) from None
-        except OSError as error:
-            if monotonic() - start > timeout:
-                raise StartError(
-                    f"Host 0 of replica {replica.index} cannot be reached at {replica.address} for {timeout:g} s:"
-                    f" {error}."
-                ) from None
-        sleep(_RETRY_S)
+    try:
+        return channel.keep_calling(replica.address, replica.key, timeout)
+    except Broken as error:
+        raise ConfigError(str(error)) from None
+    except OSError as error:
+        raise StartError(
+            f"Host 0 of replica {replica.index} cannot be reached at {replica.address} for {timeout:g} s: {error}."
+        ) from None
 
 
 def _say(text: str) -> None:
