@@ -13,6 +13,7 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"  # max_tokens, or the context is full
     ABORT = "abort"  # the client went away
     ERROR = "error"  # the model produced no usable number
+    HANDED_OVER = "handed_over"  # to another engine, which goes on with it; no client sees this one
 
 
 class TokenLogprobs(NamedTuple):
@@ -33,6 +34,9 @@ class Request:
     sampled on the device and not read yet: they count, but their values are known to the device alone.
 
     One that comes with `output` was begun by another engine: it goes on from there, as after a preemption.
+
+    One that `hands_over` ends with its next token, and its blocks are kept for the engine that goes on with it. There,
+    it has the first engine's address as its `source`, and waits for blocks and token to come from it.
     """
 
     id: str
@@ -44,6 +48,8 @@ class Request:
     seed: int = 0  # what the random numbers depend on, with the position; 32 bits
     adapter: str = ""
     cache_salt: str = ""
+    hands_over: bool = False
+    source: str = ""
 
     output: list[int] = field(default_factory=list)
     num_computed: int = 0

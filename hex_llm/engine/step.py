@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -66,4 +66,17 @@ class Runner(Protocol):
 
         Slices that decode come first, then fresh ones of one token, then the longer ones.
         """
+        ...
+
+    @property
+    def part_blocks(self) -> int:
+        """The most blocks that `copy_out` and `copy_in` take at a time."""
+        ...
+
+    def copy_out(self, blocks: Sequence[int]) -> Any:
+        """Starts to copy blocks as all steps handed over so far leave them, and returns the copy at once."""
+        ...
+
+    def copy_in(self, blocks: Sequence[int], pages: Any) -> None:
+        """Has blocks hold, from the next step on, what `copy_out` of an engine of the same model made of as many."""
         ...

@@ -54,6 +54,7 @@ class Ready(msgspec.Struct, tag=True, array_like=True):
     limits: Limits
     dtype: str
     device: str
+    pages: str = ""  # the address at which other engines may fetch blocks
 
 
 class Failed(msgspec.Struct, tag=True, array_like=True):

@@ -17,3 +17,4 @@ class Task(msgspec.Struct, frozen=True):
     devices: tuple[int, ...] | None = None  # of its host's, by number, all that it shall see; None: whatever is there
     steps: str = ""  # where rank 0 listens for those that follow; empty where there are none
     coordinator: str = ""  # HOST:PORT of the coordinator of jax.distributed; empty where there is one host
+    pages: str = ""  # where it listens for engines that fetch blocks; empty where none does
