@@ -4,7 +4,6 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 import jax
@@ -138,7 +137,10 @@ class Source:
         connection = self._server.connect(there.transfer_server)
 
         def by_server(word: Carried) -> jax.Array:
-            wanted = partial(self._fetches.wants, word.number)
+
+            def wanted() -> bool:
+                return not self.ended.is_set() and self._fetches.wants(word.number)
+
             return pull(connection, word.ticket, word.count, staging, seconds=self._silence, wanted=wanted)
 
         return by_server

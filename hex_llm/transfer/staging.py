@@ -42,8 +42,8 @@ def num_bytes(staging: Staging, count: int) -> int:
     return math.prod(staging.block) * count * np.dtype(staging.dtype).itemsize
 
 
-def to_host(pages: jax.Array, count: int, into: memoryview) -> None:
-    """Writes the first `count` blocks, when they are there."""
+def to_host(pages: jax.Array, first: int, count: int, into: memoryview) -> None:
+    """Writes `count` blocks from the `first` on, when they are there."""
     # As whole numbers: numpy copies types that it does not know, such as bfloat16, one by one.
     plain = np.dtype(f"u{pages.dtype.itemsize}")
     layers, _, *page = pages.shape
@@ -52,7 +52,7 @@ def to_host(pages: jax.Array, count: int, into: memoryview) -> None:
     for shard in shards:
         shard.data.copy_to_host_async()
     for shard in shards:
-        blocks[shard.index] = np.asarray(shard.data).view(plain)[:, :count]
+        blocks[shard.index] = np.asarray(shard.data).view(plain)[:, first : first + count]
 
 
 def to_device(memory: memoryview, count: int, staging: Staging) -> jax.Array:
