@@ -23,7 +23,16 @@ from hex_llm.runner.choose import choose, choose_any, process, remember, score
 from hex_llm.runner.forward import Computed, forward
 from hex_llm.runner.layout import COLUMNS, Layout, Shapes
 from hex_llm.runner.logprobs import prompt_logprobs
-from hex_llm.runner.state import History, Slots, admit, empty_history, empty_slots, packed_admission_size
+from hex_llm.runner.state import (
+    History,
+    Slots,
+    admit,
+    empty_history,
+    empty_slots,
+    packed_admission_size,
+    packed_seat_size,
+    seat,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,12 @@ class Admit:
     """Writes down what is special about a request that gets a slot."""
 
 
-type Program = Forward | Choose | Process | Remember | Score | ChooseAny | ScorePrompt | Admit
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Writes the page table of a request that joins in a step which only decodes."""
+
+
+type Program = Forward | Choose | Process | Remember | Score | ChooseAny | ScorePrompt | Admit | Seat
 
 
 @dataclass(frozen=True)
@@ -142,6 +156,8 @@ class Programs:
                 return partial(prompt_logprobs, arch=self.arch)
             case Admit():
                 return admit
+            case Seat():
+                return seat
 
     def _results(self, program: Program) -> Any:
         """How they are spread: prefixes of their trees."""
@@ -174,6 +190,8 @@ class Programs:
                 return (self.params, hidden, self._words(tokens + 1)), ()
             case Admit():
                 return (self.history, self._words(packed_admission_size(self.shapes))), (0,)
+            case Seat():
+                return (self.slots, self._words(packed_seat_size(self.shapes))), (0,)
 
     def _logits(self, rows: int) -> jax.ShapeDtypeStruct:
         split = Split.over(self.arch, self.mesh)
@@ -202,6 +220,7 @@ def all_programs(buckets: Buckets) -> Iterator[Program]:
         if not bucket.decode:
             yield ScorePrompt(bucket.tokens)
     yield Admit()
+    yield Seat()
 
 
 def choosing_programs(rows: int, variants: Sequence[Variant]) -> list[Program]:
@@ -230,3 +249,5 @@ def name_of(program: Program) -> str:
             return f"score_prompt_{tokens}"
         case Admit():
             return "admit"
+        case Seat():
+            return "seat"

@@ -17,8 +17,8 @@ from hex_llm.runner.forward import Computed
 from hex_llm.runner.layout import Layout
 from hex_llm.runner.pack import Packer, wants_prompt_logprobs
 from hex_llm.runner.packed_step import PackedStep
-from hex_llm.runner.programs import Admit, Choose, ChooseAny, Forward, Process, Remember, Score, ScorePrompt
-from hex_llm.runner.state import empty_history, empty_slots, packed_admission_size
+from hex_llm.runner.programs import Admit, Choose, ChooseAny, Forward, Process, Remember, Score, ScorePrompt, Seat
+from hex_llm.runner.state import empty_history, empty_slots, packed_admission_size, packed_seat_size
 
 type Announce = Callable[[PackedStep], None]
 
@@ -52,6 +52,8 @@ class DeviceRunner:
         whoever runs the same ones has the same on its devices."""
         for admission in packed.admissions:
             self._history = self._compiler.get(Admit())(self._history, admission)
+        for seat in packed.seats:
+            self._slots = self._compiler.get(Seat())(self._slots, seat)
         computed = self._forward(packed.bucket, packed.blob)
         chosen = self._choose(packed.bucket, packed.variant, computed)
         scores = None if packed.targets is None else self._score_prompt(packed.bucket, computed, packed.targets)
@@ -60,9 +62,11 @@ class DeviceRunner:
     def rehearse(self, buckets: Buckets) -> None:
         """Runs every program once, on nothing but padding: a device loads a program when it is first run, and no
         request shall wait for that."""
-        nobody = np.zeros(packed_admission_size(self._shapes), np.int32)
+        admission, seat = packed_admission_size(self._shapes), packed_seat_size(self._shapes)
+        nobody = np.zeros(max(admission, seat), np.int32)
         nobody[0] = self._shapes.num_slots
-        self._history = self._compiler.get(Admit())(self._history, nobody)
+        self._history = self._compiler.get(Admit())(self._history, nobody[:admission])
+        self._slots = self._compiler.get(Seat())(self._slots, nobody[:seat])
         for bucket in buckets:
             computed = self._forward(bucket, Layout(bucket, self._shapes).empty()[0])
             for variant in buckets.variants:
