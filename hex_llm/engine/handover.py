@@ -7,6 +7,9 @@ them; when it has all of it it says so, and the other gives the blocks free. A `
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+# Parts that are on their way out of an engine at the most, and those that have come and are not in their blocks yet.
+PARTS_IN_FLIGHT = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
