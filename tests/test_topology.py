@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from hex_llm import LLM
 from hex_llm.config import Config
 from hex_llm.errors import ConfigError
 from hex_llm.topology import Topology
@@ -123,3 +124,9 @@ def test_what_goes_together_is_accepted(line):
 def test_settings_come_back_from_the_wire_as_they_were():
     config = Config(disagg_topo="3, 1", tensor_parallel_size=2, decode_tensor_parallel_size=4, kv_transfer_path="host")
     assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config
+
+
+def test_without_a_server_there_is_one_engine():
+    with pytest.raises(ConfigError) as refused:
+        LLM(disagg_topo="1,1")
+    assert str(refused.value) == "--disagg_topo=1,1 is for a server; without one there is one engine."
