@@ -129,8 +129,9 @@ class Config:
     )
     kv_transfer_path: Literal["auto", "jax", "host"] = _engine(
         "auto",
-        "With --disagg_topo, how KV blocks go from one engine to another: by jax.experimental.transfer (jax), or"
-        " through host memory and a socket (host). auto is the fastest that both engines have.",
+        "With --disagg_topo, how KV blocks go from one engine to another: by jax.experimental.transfer, between engines"
+        " of as many devices (jax), or through host memory, shared or over a socket (host). auto is the fastest that"
+        " any two of the engines have, as far as it was measured.",
         refused={"device": "it copies between the devices of one process, and a server's engines have one each."},
     )
     data_parallel_size: int = _engine(
@@ -362,6 +363,12 @@ class Config:
             raise ConfigError(
                 f"--data_parallel_size={self.data_parallel_size} and --disagg_topo={topology} both say how many engines"
                 " there are; give one."
+            )
+        if self.kv_transfer_path == "jax" and self.decode_tensor_parallel_size not in (None, self.tensor_parallel_size):
+            raise ConfigError(
+                f"--kv_transfer_path=jax is for engines of as many devices, not for"
+                f" --tensor_parallel_size={self.tensor_parallel_size} and"
+                f" --decode_tensor_parallel_size={self.decode_tensor_parallel_size}."
             )
         # Written in one way, so that hosts can compare; and so that what is checked is what engines do.
         for name, value in (("disagg_topo", str(topology)), *((name, True) for name in _ON_WITH_TOPOLOGY)):

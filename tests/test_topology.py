@@ -86,6 +86,11 @@ def test_prompts_go_in_chunks_and_prefixes_are_kept_in_every_engine():
             " have one each.",
         ),
         (
+            "--disagg_topo=1,1 | --kv_transfer_path=jax | --decode_tensor_parallel_size=2",
+            "--kv_transfer_path=jax is for engines of as many devices, not for --tensor_parallel_size=1 and"
+            " --decode_tensor_parallel_size=2.",
+        ),
+        (
             "--disagg_topo=1,1 | --no-enable_chunked_prefill",
             "--no-enable_chunked_prefill and --disagg_topo=1,1 do not go together; give one.",
         ),
@@ -112,6 +117,7 @@ def test_what_does_not_go_with_two_kinds_of_engines_is_refused(line, message):
     "line",
     [
         "--disagg_topo=3,1 | --data_parallel_size=1 | --kv_transfer_path=jax",
+        "--disagg_topo=3,1 | --kv_transfer_path=jax | --tensor_parallel_size=2 | --decode_tensor_parallel_size=2",
         "--disagg_topo=1,2 | --num_hosts=2 | --api_server_count=2",
         "--disagg_topo=1,1 | --worker_distributed_method=ray",
         "--no-enable_chunked_prefill | --no-enable_prefix_cache_hbm | --kv_transfer_path=auto",
