@@ -64,7 +64,7 @@ def main(settings: str) -> int:
 
 def _name(task: Task) -> str:
     """What tells the lines of its log from those of others."""
-    replica = f"replica {task.replica}" if task.config.data_parallel_size > 1 else ""
+    replica = task.config.engine_name(task.replica) if task.config.num_engines > 1 else ""
     rank = f"rank {task.rank}" if task.num_ranks > 1 else ""
     words = " ".join(filter(None, (replica, rank)))
     return f"[{words}] " if words else ""
