@@ -1,6 +1,7 @@
 """Signatures on what goes over a network: whoever does not know the key can neither say anything nor repeat it."""
 
 import hmac
+from collections.abc import Buffer
 from typing import NamedTuple
 
 NONCE = 32  # bytes that each end of a connection chooses, so that no two connections are alike
@@ -14,12 +15,12 @@ class Seal:
         self._key = key
         self._number = 0
 
-    def sign(self, body: bytes) -> bytes:
+    def sign(self, body: Buffer) -> bytes:
         """The signature of the next message."""
         number, self._number = self._number, self._number + 1
         return hmac.digest(self._key, number.to_bytes(8) + body, "sha256")
 
-    def fits(self, tag: bytes, body: bytes) -> bool:
+    def fits(self, tag: bytes, body: Buffer) -> bool:
         """Whether this is the signature of the next message."""
         return hmac.compare_digest(self.sign(body), tag)
 

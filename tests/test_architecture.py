@@ -18,6 +18,7 @@ server bench chat_cli models_cli
 llm engine_process
 follower
 build
+transfer
 runner
 lora
 loader

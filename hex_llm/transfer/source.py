@@ -1,0 +1,171 @@
+"""The engine that blocks are fetched from: a connection to it, made when it is first asked for something."""
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import jax
+
+from hex_llm import channel
+from hex_llm.engine.handover import PARTS_IN_FLIGHT
+from hex_llm.frames import Broken
+from hex_llm.transfer.line import Line
+from hex_llm.transfer.offers import TransferServer, pull, take_here
+from hex_llm.transfer.paths import Asked, Path, Unfit, choose
+from hex_llm.transfer.slots import SHARED, Slots, memory_file
+from hex_llm.transfer.staging import Staging, num_bytes, to_device
+from hex_llm.transfer.words import Beat, Begin, Carried, Finished, Freed, FromSource, Hello, Refused, Word
+
+_CONNECT_S = 10.0
+
+
+class Fetches(Protocol):
+    """Who is told what the source says, by the number of a fetch."""
+
+    def expects(self, number: int, first: int) -> bool:
+        """Waits until there is room for a part; False where it is not wanted."""
+        ...
+
+    def wants(self, number: int) -> bool: ...
+
+    def came(self, number: int, count: int, pages: jax.Array) -> None: ...
+
+    def finished(self, number: int, token: int, end: int) -> None: ...
+
+    def refused(self, number: int, reason: str) -> None: ...
+
+    def tick(self, source: "Source") -> None:
+        """Now and then."""
+        ...
+
+    def gone(self, source: "Source", reason: str) -> None:
+        """Once, and last of all."""
+        ...
+
+
+class Source:
+    """Has a thread that reads, and one that sends what it is given to say."""
+
+    def __init__(
+        self, address: str, key: bytes, hello: Hello, staging: Staging, fetches: Fetches, *, path: Asked,
+        server: TransferServer | None, silence: float,
+    ):  # fmt: skip
+        self.address = address
+        self._key = key
+        self._hello = hello
+        self._staging = staging
+        self._fetches = fetches
+        self._asked: Asked = path
+        self._server = server
+        self._silence = silence
+        self._words: queue.SimpleQueue[Word | None] = queue.SimpleQueue()
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, daemon=True, name=f"fetch from {address}").start()
+
+    def say(self, word: Word) -> None:
+        """As soon as there is a connection."""
+        self._words.put(word)
+
+    def close(self) -> None:
+        self._ended.set()
+        self._words.put(None)
+
+    def _run(self) -> None:
+        why = "what fetches from it has failed"
+        try:
+            found = channel.call(self.address, self._key, timeout=min(_CONNECT_S, self._silence))
+            with found.socket:
+                self._talk(Line(found, self._silence))
+        except (OSError, Broken, Unfit) as error:
+            why = str(error)
+        finally:
+            self.close()
+            self._fetches.gone(self, f"The engine at {self.address} cannot be fetched from: {why.rstrip('.')}.")
+
+    def _talk(self, line: Line) -> None:
+        line.send(self._hello)
+        there: Hello = line.receive(Hello)
+        path = choose(self._asked, self._hello, there)
+        shared = path == "host" and line.is_local and SHARED
+        line.send(Begin(path, shared))
+        memory = self._memory(line, shared=shared) if path == "host" else None
+        get = self._way(path, there, memory)
+        threading.Thread(target=self._write, args=(line,), daemon=True, name=f"ask {self.address}").start()
+        schema = FromSource.__value__
+        while not self._ended.is_set():
+            word = line.receive(schema)
+            match word:
+                case Carried():
+                    self._take(word, line, get, None if shared else memory)
+                case Finished(number, token, end):
+                    self._fetches.finished(number, token, end)
+                case Refused(number, reason):
+                    self._fetches.refused(number, reason)
+
+    def _memory(self, line: Line, *, shared: bool) -> Slots:
+        size = num_bytes(self._staging, max(self._staging.counts))
+        if not shared:
+            return Slots(size, PARTS_IN_FLIGHT)
+        file = memory_file(size, PARTS_IN_FLIGHT)
+        try:
+            line.send_file(file)
+            return Slots(size, PARTS_IN_FLIGHT, file)
+        finally:
+            os.close(file)
+
+    def _way(self, path: Path, there: Hello, memory: Slots | None) -> Callable[[Carried], jax.Array]:
+        """How a part is had that the source has told of. Each gives back its slot when nobody needs it any more."""
+        staging, words = self._staging, self._words
+
+        def through_host(word: Carried) -> jax.Array:
+            assert memory is not None
+            data = memory[word.slot][: num_bytes(staging, word.count)]
+            return to_device(data, word.count, staging, partial(words.put, Freed(word.slot)))
+
+        def within_process(word: Carried) -> jax.Array:
+            pages = take_here(word.ticket, staging)
+            words.put(Freed(word.slot))
+            return pages
+
+        if path == "host":
+            return through_host
+        if path == "device":
+            return within_process
+        assert self._server is not None
+        connection = self._server.connect(there.transfer_server)
+
+        def by_server(word: Carried) -> jax.Array:
+            wanted = partial(self._fetches.wants, word.number)
+            pages = pull(connection, word.ticket, word.count, staging, seconds=self._silence, wanted=wanted)
+            words.put(Freed(word.slot))
+            return pages
+
+        return by_server
+
+    def _take(self, word: Carried, line: Line, get: Callable[[Carried], jax.Array], stream: Slots | None) -> None:
+        if not (0 < word.count <= max(self._staging.counts) and 0 <= word.slot < PARTS_IN_FLIGHT):
+            raise Broken(f"A part of {word.count} blocks in slot {word.slot} cannot be.")
+        if stream is not None:
+            line.receive_bytes(stream[word.slot][: num_bytes(self._staging, word.count)])
+        if self._fetches.expects(word.number, word.first):
+            self._fetches.came(word.number, word.count, get(word))
+        else:
+            self._words.put(Freed(word.slot))
+
+    def _write(self, line: Line) -> None:
+        try:
+            while not self._ended.is_set():
+                try:
+                    word = self._words.get(timeout=self._silence / 30)
+                except queue.Empty:
+                    word = Beat()
+                    self._fetches.tick(self)
+                if word is not None:
+                    line.send(word)
+        except (OSError, Broken):
+            pass  # whoever reads finds out why
+        finally:
+            line.close()
