@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from hex_llm.catalog.entry import Entry, config_of
 from hex_llm.config import DEFAULT_DECODE_PADDING, Config
 from hex_llm.engine.engine import Engine
-from hex_llm.engine.handover import PARTS_IN_FLIGHT
+from hex_llm.engine.handover import PARTS_IN_FLIGHT, Porter
 from hex_llm.engine.limits import Limits, most_blocks
 from hex_llm.errors import ConfigError
 from hex_llm.kernels.window import Window
@@ -37,6 +37,7 @@ from hex_llm.runner.compiler import Compiler, DoesNotFit
 from hex_llm.runner.kernel_checks import check_attention
 from hex_llm.runner.layout import Shapes
 from hex_llm.runner.memory import Memory, Needs, Share, plan_blocks
+from hex_llm.runner.pages import Staging
 from hex_llm.runner.programs import (
     Forward,
     Program,
@@ -115,11 +116,18 @@ def _tell_nobody(phase: str, share: float) -> None:
 
 
 def build_engine(
-    config: Config, model: Model, report: Report = _tell_nobody, announce: Announce | None = None
+    config: Config,
+    model: Model,
+    report: Report = _tell_nobody,
+    announce: Announce | None = None,
+    make_porter: Callable[[Staging], Porter] | None = None,
 ) -> Engine:
-    """Where there are other hosts, `announce` tells them of every step."""
+    """Where there are other hosts, `announce` tells them of every step; where there are other engines that requests are
+    handed over to or taken over from, `make_porter` makes what carries them.
+    """
     runner, limits = build_runner(config, model, report, announce)
-    return Engine(runner, limits, max_in_flight=1 if config.async_scheduling else 0)
+    porter = make_porter(runner.staging) if make_porter is not None else None
+    return Engine(runner, limits, max_in_flight=1 if config.async_scheduling else 0, porter=porter)
 
 
 def build_runner(

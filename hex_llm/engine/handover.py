@@ -89,8 +89,10 @@ class Porter(Protocol):
         """Where other engines ask for blocks."""
         ...
 
-    def has_room(self) -> bool:
-        """Whether another part may be copied out: no more than a few are under way at a time."""
+    def has_room(self, request_id: str) -> bool:
+        """Whether another part of a request may be copied out: no more than a few are under way at a time, and of
+        those no engine has more than its share.
+        """
         ...
 
     def send(self, part: Part) -> None:

@@ -87,7 +87,7 @@ class Outgoing:
     def send(self) -> None:
         """What is there and asked for, as far as there is room."""
         for request_id, each in list(self._asked.items()):
-            while each.has_blocks and each.next < each.num_ready and self._porter.has_room():
+            while each.has_blocks and each.next < each.num_ready and self._porter.has_room(request_id):
                 stop = min(each.next + self._runner.part_blocks, each.num_ready)
                 pages = self._runner.copy_out(each.blocks[each.next : stop])
                 self._porter.send(Part(request_id, each.next, stop - each.next, pages))

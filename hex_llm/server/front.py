@@ -67,7 +67,8 @@ class _Front:
         self._config = config
         self._fleet = fleet
         self._started = time.monotonic()
-        self._router = Router(config.num_engines, queue_timeout=config.queue_timeout_s)
+        num_prefill = config.topology.prefill if config.topology else 0
+        self._router = Router(config.num_engines, num_prefill=num_prefill, queue_timeout=config.queue_timeout_s)
         self._engines = Engines(config, self._router, door, key, fleet)
         self._server = Server(config, self._router, keys, index=index)
         self._http = HttpServer(make_app(self._server), config)

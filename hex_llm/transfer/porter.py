@@ -46,8 +46,7 @@ class DevicePorter:
     def address(self) -> str:
         return self._giving.address
 
-    def has_room(self, request_id: str | None = None) -> bool:
-        """For a part of this request: also, whether its engine has no more than its share of what is under way."""
+    def has_room(self, request_id: str) -> bool:
         return self._giving.has_room(request_id)
 
     def send(self, part: Part) -> None:

@@ -26,11 +26,11 @@ class FakePorter:
         self.heard.append(type(self.said[0]).__name__)
         return self.said.popleft()
 
-    def has_room(self) -> bool:
+    def has_room(self, request_id: str) -> bool:
         return len(self.under_way) < PARTS
 
     def send(self, part: Part) -> None:
-        assert self.has_room()
+        assert self.has_room(part.request_id)
         if asker := self.askers.get(part.request_id):
             self.under_way.append((part, asker))
             self.num_sent += part.count
