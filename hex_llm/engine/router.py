@@ -200,7 +200,10 @@ class Router:
         keys = self._keys(decode[0], handed)
         num_answer = self._expected(entry.request)
         need = {each: _num_uncached(each, handed, keys) + num_answer for each in decode}
-        there = min(decode, key=lambda each: _fullness(each, need[each]))
+        fullness = {each: _fullness(each, need[each]) for each in decode}
+        # What the sequences of a group share goes to one engine, and once, while that has room for them.
+        joined = [each for each in decode if each.index == entry.group.answers and fullness[each][0] <= 1]
+        there = min(joined or decode, key=lambda each: fullness[each])
         request = replace(
             handed,
             hands_over=False,
@@ -214,6 +217,7 @@ class Router:
             self.fail(entry, error)
         else:
             entry.next_load = Load(there, 0, num_answer, handed.num_known + num_answer)
+            entry.group.answers = there.index
 
     def replay(self, entry: Entry, error: HexError) -> None:
         """The replica is lost that had a request: another one takes it over."""

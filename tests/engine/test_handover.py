@@ -224,6 +224,24 @@ async def test_answers_go_where_there_is_room(router):
     run([prefill, *decode])
 
 
+@routed(3, num_prefill=1)
+async def test_answers_to_one_question_go_to_one_engine_which_gets_what_they_share_once(router):
+    prefill, *decode = several(router)
+    sinks = [add(router, range(18), 6, group="one", seed=n) for n in range(3)]
+    run([prefill, *decode])
+    assert all(map(answered, sinks))
+    assert sorted(len(each.added) for each in decode) == [0, 3]
+    assert sent(prefill) == 18 // 4 + 3  # blocks of four tokens; the last one is each answer's own
+
+
+@routed(2, num_prefill=1)
+async def test_min_tokens_is_of_the_whole_answer(router):
+    replicas = several(router)
+    sink = add(router, range(9), 6, min_tokens=5)
+    run(replicas)
+    assert answered(sink)
+
+
 def test_an_engine_without_a_porter_refuses_what_it_cannot_do():
     engine, _ = make_engine()
     request = make_request([1, 2])
