@@ -23,7 +23,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Stats:
     """The engine at one moment. What starts with `total` only ever grows."""
 
-    running: int
+    running: int  # but for those that are `coming`
     waiting: int
     blocks: int  # that can be given out
     blocks_used: int  # by running requests, or waiting for a step under way

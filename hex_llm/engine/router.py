@@ -361,7 +361,7 @@ def _fullness(there: Replica, num_tokens: int) -> tuple[float, ...]:
     used, running = there.num_kv, there.num_requests
     if alive is not None:
         used = max(used, alive.stats.blocks_used * limits.block_size)
-        running = max(running, alive.stats.running + alive.stats.waiting)
+        running = max(running, alive.stats.running + alive.stats.coming + alive.stats.waiting)
     fullest = max((used + num_tokens) / limits.kv_tokens, (running + 1) / limits.max_running)
     return fullest, there.num_outstanding, there.last_sent
 

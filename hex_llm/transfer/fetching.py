@@ -28,7 +28,9 @@ class Fetch:
     token_came: float = 0.0
     end: int | None = None  # the block after the last; known with the token
     coming: int = 0  # 1 while a part of it is on its way to the device
-    landed: set[int] = field(default_factory=set)  # by identity, parts that the engine has not taken yet
+    # Parts that the engine has not taken yet, by their first block: the identity of each, since one of the same blocks
+    # may have come of an earlier fetch of the request, and be given back only now.
+    landed: dict[int, int] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
@@ -66,8 +68,9 @@ class Fetching:
     def took(self, part: Part) -> None:
         with self._changed:
             number = self._numbers.get(part.request_id)
-            if number is not None:
-                self._fetches[number].landed.discard(id(part))
+            landed = self._fetches[number].landed if number is not None else {}
+            if landed.get(part.first) == id(part):
+                del landed[part.first]
                 self._changed.notify_all()
 
     def acknowledge(self, request_id: str) -> None:
@@ -95,11 +98,19 @@ class Fetching:
             if first != fetch.next:
                 self._lose(fetch, f"Its block {first} came, and block {fetch.next} was to come.")
                 return False
-            self._changed.wait_for(lambda: self._num_landed() < PARTS_IN_FLIGHT or number not in self._fetches)
-            if number not in self._fetches:
+            ended = fetch.source.ended
+            self._changed.wait_for(
+                lambda: self._num_landed() < PARTS_IN_FLIGHT or number not in self._fetches or ended.is_set()
+            )
+            if number not in self._fetches or ended.is_set():
                 return False
             fetch.coming = 1
             return True
+
+    def wake(self) -> None:
+        """A source has ended."""
+        with self._changed:
+            self._changed.notify_all()
 
     def wants(self, number: int) -> bool:
         with self._changed:
@@ -114,7 +125,7 @@ class Fetching:
             fetch.coming = 0
             fetch.next += count
             fetch.heard = time.monotonic()
-            fetch.landed.add(id(part))
+            fetch.landed[part.first] = id(part)
             self._tell(Came(part, num_bytes(self._staging, count)))
             self._check_complete(fetch)
 

@@ -14,7 +14,7 @@ from hex_llm.frames import Broken
 from hex_llm.seal import TAG
 from hex_llm.transfer.words import Word
 
-_CHUNK = 2**20  # bytes that are signed at a time
+_CHUNK = 2**18  # bytes that are signed at a time
 _MORE = getattr(socket, "MSG_MORE", 0)  # the signature shall not travel alone
 
 

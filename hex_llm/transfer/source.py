@@ -26,7 +26,11 @@ class Fetches(Protocol):
     """Who is told what the source says, by the number of a fetch."""
 
     def expects(self, number: int, first: int) -> bool:
-        """Waits until there is room for a part; False where it is not wanted."""
+        """Waits until there is room for a part; False where it is not wanted, or the source has ended."""
+        ...
+
+    def wake(self) -> None:
+        """The source has ended."""
         ...
 
     def wants(self, number: int) -> bool: ...
@@ -62,7 +66,7 @@ class Source:
         self._server = server
         self._silence = silence
         self._words: queue.SimpleQueue[Word | None] = queue.SimpleQueue()
-        self._ended = threading.Event()
+        self.ended = threading.Event()
         threading.Thread(target=self._run, daemon=True, name=f"fetch from {address}").start()
 
     def say(self, word: Word) -> None:
@@ -70,8 +74,9 @@ class Source:
         self._words.put(word)
 
     def close(self) -> None:
-        self._ended.set()
+        self.ended.set()
         self._words.put(None)
+        self._fetches.wake()
 
     def _run(self) -> None:
         why = "what fetches from it has failed"
@@ -95,7 +100,7 @@ class Source:
         get = self._way(path, there, memory)
         threading.Thread(target=self._write, args=(line,), daemon=True, name=f"ask {self.address}").start()
         schema = FromSource.__value__
-        while not self._ended.is_set():
+        while not self.ended.is_set():
             word = line.receive(schema)
             match word:
                 case Carried():
@@ -104,6 +109,7 @@ class Source:
                     self._fetches.finished(number, token, end)
                 case Refused(number, reason):
                     self._fetches.refused(number, reason)
+        raise Broken("Its connection has ended.")
 
     def _memory(self, line: Line, *, shared: bool) -> Slots:
         size = num_bytes(self._staging, max(self._staging.counts))
@@ -117,31 +123,23 @@ class Source:
             os.close(file)
 
     def _way(self, path: Path, there: Hello, memory: Slots | None) -> Callable[[Carried], jax.Array]:
-        """How a part is had that the source has told of. Each gives back its slot when nobody needs it any more."""
-        staging, words = self._staging, self._words
+        """How a part is had that the source has told of."""
+        staging = self._staging
 
         def through_host(word: Carried) -> jax.Array:
             assert memory is not None
-            data = memory[word.slot][: num_bytes(staging, word.count)]
-            return to_device(data, word.count, staging, partial(words.put, Freed(word.slot)))
-
-        def within_process(word: Carried) -> jax.Array:
-            pages = take_here(word.ticket, staging)
-            words.put(Freed(word.slot))
-            return pages
+            return to_device(memory[word.slot][: num_bytes(staging, word.count)], word.count, staging)
 
         if path == "host":
             return through_host
         if path == "device":
-            return within_process
+            return lambda word: take_here(word.ticket, staging)
         assert self._server is not None
         connection = self._server.connect(there.transfer_server)
 
         def by_server(word: Carried) -> jax.Array:
             wanted = partial(self._fetches.wants, word.number)
-            pages = pull(connection, word.ticket, word.count, staging, seconds=self._silence, wanted=wanted)
-            words.put(Freed(word.slot))
-            return pages
+            return pull(connection, word.ticket, word.count, staging, seconds=self._silence, wanted=wanted)
 
         return by_server
 
@@ -150,14 +148,14 @@ class Source:
             raise Broken(f"A part of {word.count} blocks in slot {word.slot} cannot be.")
         if stream is not None:
             line.receive_bytes(stream[word.slot][: num_bytes(self._staging, word.count)])
-        if self._fetches.expects(word.number, word.first):
-            self._fetches.came(word.number, word.count, get(word))
-        else:
-            self._words.put(Freed(word.slot))
+        pages = get(word) if self._fetches.expects(word.number, word.first) else None
+        self._words.put(Freed(word.slot))
+        if pages is not None:
+            self._fetches.came(word.number, word.count, pages)
 
     def _write(self, line: Line) -> None:
         try:
-            while not self._ended.is_set():
+            while not self.ended.is_set():
                 try:
                     word = self._words.get(timeout=self._silence / 30)
                 except queue.Empty:
@@ -169,3 +167,4 @@ class Source:
             pass  # whoever reads finds out why
         finally:
             line.close()
+            self.close()

@@ -1,8 +1,6 @@
 """Parts between a device and the host's memory, where a part is its blocks one after another in each layer."""
 
 import math
-import weakref
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -57,17 +55,15 @@ def to_host(pages: jax.Array, count: int, into: memoryview) -> None:
         blocks[shard.index] = np.asarray(shard.data).view(plain)[:, :count]
 
 
-def to_device(memory: memoryview, count: int, staging: Staging, released: Callable[[], object]) -> jax.Array:
-    """A part on the device. `released` is called, from any thread, when nobody reads the memory any more: JAX may use
-    it in the place of a copy for as long as the array lives."""
-    # All views of this array refer to it and not to each other, so it lives as long as any of them.
-    root = np.frombuffer(memory, np.uint8)
-    weakref.finalize(root, released).atexit = False
+def to_device(memory: memoryview, count: int, staging: Staging) -> jax.Array:
+    """A part on the device, when it is there: nobody reads the memory any more."""
     layers, *page = staging.block
-    blocks = root.view(staging.dtype).reshape(layers, count, *page)
+    plain = np.dtype(f"u{np.dtype(staging.dtype).itemsize}")
+    blocks = np.frombuffer(memory, plain).reshape(layers, count, *page)
     padded = staging.count(count)
-    if padded > count:
-        filled = np.zeros(staging.shape(padded), staging.dtype)
-        filled.view(f"u{filled.itemsize}")[:, :count] = blocks.view(f"u{filled.itemsize}")
+    # A CPU's arrays may be the very memory that they are made from.
+    if padded > count or next(iter(staging.sharding.device_set)).platform == "cpu":
+        filled = np.zeros(staging.shape(padded), plain)
+        filled[:, :count] = blocks
         blocks = filled
-    return jax.device_put(blocks, staging.sharding)
+    return jax.block_until_ready(jax.device_put(blocks.view(staging.dtype), staging.sharding))
