@@ -187,7 +187,7 @@ class Router:
         elif there.num_requests:
             logger.warning("Replica %d is lost; the others take over its %d requests.", there.index, there.num_requests)
 
-    def go_on(self, entry: Entry) -> None:
+    def go_on(self, entry: Entry, *, again: bool = False) -> None:
         """Sends a request, whose prompt is being computed, also to an engine that goes on with it."""
         first, handed = entry.load, entry.handed
         decode = [each for each in self._up() if self._is_for_answers(each)]
@@ -218,6 +218,7 @@ class Router:
         else:
             entry.next_load = Load(there, 0, num_answer, handed.num_known + num_answer)
             entry.group.answers = there.index
+            self.on_send(there.index, again)
 
     def replay(self, entry: Entry, error: HexError) -> None:
         """The replica is lost that had a request: another one takes it over."""
@@ -234,7 +235,7 @@ class Router:
             entry.next_load.end()
             entry.next_load = None
             entry.early = []
-            self.go_on(entry)
+            self.go_on(entry, again=True)
         else:
             self.replay(entry, error)
 

@@ -167,6 +167,8 @@ async def test_blocks_that_nobody_takes_are_given_free_after_a_while(router):
 
 @routed(3, num_prefill=1)
 async def test_where_the_second_engine_is_lost_another_fetches_what_the_first_still_has(router):
+    told: list[tuple[int, bool]] = []
+    router.on_send = lambda replica, again: told.append((replica, again))
     prefill, *decode = several(router)
     sink = add(router, range(20), 6)
     for _ in range(3):
@@ -176,6 +178,8 @@ async def test_where_the_second_engine_is_lost_another_fetches_what_the_first_st
     run([prefill, *decode])
     assert answered(sink)
     assert computed(prefill) == 20
+    first = 1 + decode.index(there)
+    assert told == [(0, False), (first, False), (3 - first, True)]
 
 
 @routed(2, num_prefill=1)
