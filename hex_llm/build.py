@@ -18,7 +18,9 @@ import jax.numpy as jnp
 from hex_llm.catalog.entry import Entry, config_of
 from hex_llm.config import DEFAULT_DECODE_PADDING, Config
 from hex_llm.engine.engine import Engine
+from hex_llm.engine.handover import PARTS_IN_FLIGHT, Porter
 from hex_llm.engine.limits import Limits, most_blocks
+from hex_llm.errors import ConfigError
 from hex_llm.kernels.window import Window
 from hex_llm.loader.config_json import ModelConfig, parse_config, read_config
 from hex_llm.loader.model_checkpoint import open_model
@@ -35,7 +37,16 @@ from hex_llm.runner.compiler import Compiler, DoesNotFit
 from hex_llm.runner.kernel_checks import check_attention
 from hex_llm.runner.layout import Shapes
 from hex_llm.runner.memory import Memory, Needs, Share, plan_blocks
-from hex_llm.runner.programs import Forward, Program, Programs, ScorePrompt, all_programs, choosing_programs
+from hex_llm.runner.pages import Staging
+from hex_llm.runner.programs import (
+    Forward,
+    Program,
+    Programs,
+    ScorePrompt,
+    all_programs,
+    choosing_programs,
+    copying_programs,
+)
 from hex_llm.runner.runner import Announce, DeviceRunner
 from hex_llm.runner.xla_options import prepare_environment
 from hex_llm.source import model_source, tokenizer_folder
@@ -105,11 +116,18 @@ def _tell_nobody(phase: str, share: float) -> None:
 
 
 def build_engine(
-    config: Config, model: Model, report: Report = _tell_nobody, announce: Announce | None = None
+    config: Config,
+    model: Model,
+    report: Report = _tell_nobody,
+    announce: Announce | None = None,
+    make_porter: Callable[[Staging], Porter] | None = None,
 ) -> Engine:
-    """Where there are other hosts, `announce` tells them of every step."""
+    """Where there are other hosts, `announce` tells them of every step; where there are other engines that requests are
+    handed over to or taken over from, `make_porter` makes what carries them.
+    """
     runner, limits = build_runner(config, model, report, announce)
-    return Engine(runner, limits, max_in_flight=1 if config.async_scheduling else 0)
+    porter = make_porter(runner.staging) if make_porter is not None else None
+    return Engine(runner, limits, max_in_flight=1 if config.async_scheduling else 0, porter=porter)
 
 
 def build_runner(
@@ -117,6 +135,11 @@ def build_runner(
 ) -> tuple[DeviceRunner, Limits]:
     """Plans memory, compiles, loads: whatever cannot work fails before anything large is allocated."""
     started = time.monotonic()
+    if config.disagg_topo is not None and jax.process_count() > 1:
+        raise ConfigError(
+            f"--disagg_topo={config.disagg_topo} needs engines of one host each, and this one is on"
+            f" {jax.process_count()}: the copying of blocks is not told to other hosts."
+        )
     use_cache(config.compilation_cache, config.cache_folder)
     mesh = make_mesh(config.tensor_parallel_size)
     logger.info(
@@ -138,7 +161,8 @@ def build_runner(
     # Made on the device, and at once: a GPU's compiler, which comes next, finds out there which matmul is the fastest.
     at_once = config.load_format == "dummy" and backend() == "gpu"
     weights = jax.block_until_ready(load_weights()) if at_once else None
-    with compiler.warm_up(all_programs(buckets)) if config.warmup and config.enable_jit else nullcontext():
+    programs = all_programs(buckets, compiler.programs.staging.counts)
+    with compiler.warm_up(programs) if config.warmup and config.enable_jit else nullcontext():
         weights = weights or load_weights()
         report(WEIGHTS, 1.0)
         with _phase(f"Allocated the KV cache of {limits.kv_tokens} tokens", partial(report, KV_CACHE)):
@@ -189,7 +213,8 @@ def plan_memory(
     lowered = config.cache_folder and config.cache_folder / "lowered"
 
     def compiler_for(num_pages: int) -> Compiler:
-        programs = Programs(model.arch, _shapes(config, model, buckets, num_pages), params, model.dtype, mesh)
+        shapes, transfers = _shapes(config, model, buckets, num_pages), config.disagg_topo is not None
+        programs = Programs(model.arch, shapes, params, model.dtype, mesh, transfers)
         return Compiler(programs, folder=lowered, jit=config.enable_jit, report=partial(report, COMPILING))
 
     def fill(needs: Needs) -> int:
@@ -212,6 +237,8 @@ def plan_memory(
         state=_bytes((one_page.slots, one_page.history)),
         temporaries=0,
         block=_bytes(one_page.kv),
+        # Parts that have come, and parts that are to go.
+        staging=2 * PARTS_IN_FLIGHT * max(_bytes(one_page.staged(n)) for n in (0, *one_page.staging.counts)),
     )
     compiler = measured = compiler_for(fill(needs))
     # Where the device's memory is its own, a step that does not fit must show now, warm-up or not.
@@ -229,10 +256,13 @@ def plan_memory(
 
 
 def _temporaries(compiler: Compiler, buckets: Buckets) -> int:
-    """One program runs at a time, beside what those before it in the step have left for it and for others."""
+    """One program runs at a time, beside what those before it in the step have left for it and for others. Copies of
+    blocks are counted elsewhere."""
+    steps = largest_programs(buckets)
+    copies = [each for count in compiler.programs.staging.counts[-1:] for each in copying_programs(count)]
     with ThreadPoolExecutor() as pool:
-        temporaries, results = zip(*pool.map(compiler.memory, largest_programs(buckets)), strict=True)
-    return max(temporaries) + sum(results)
+        temporaries, results = zip(*pool.map(compiler.memory, [*steps, *copies]), strict=True)
+    return max(temporaries) + sum(results[: len(steps)])
 
 
 def _weights(
@@ -260,7 +290,9 @@ def _step_tokens(config: Config, model: Model) -> tuple[int, int | None]:
     if config.max_num_batched_tokens is not None:
         return config.max_num_batched_tokens, None
     on_gpu = config.enable_chunked_prefill and backend() == "gpu"
-    tokens = CHUNKED_STEP_TOKENS if config.enable_chunked_prefill and not on_gpu else WHOLE_STEP_TOKENS
+    # Blocks of a prompt go to another engine step by step: smaller ones let them go earlier.
+    by_pieces = config.enable_chunked_prefill and (not on_gpu or config.topology is not None)
+    tokens = CHUNKED_STEP_TOKENS if by_pieces else WHOLE_STEP_TOKENS
     tokens = max(min(tokens, model.max_model_len * config.prefill_seqs), config.max_decode_seqs)
     return tokens, min(max(GPU_MIXED_TOKENS, 2 * config.max_decode_seqs), tokens) if on_gpu else None
 

@@ -64,13 +64,14 @@ class Answer:
     def take(self, output: Output) -> None:
         """Adds what a step brought."""
         completion = self.completion
+        if not completion.token_ids:  # who goes on with the answer may not know
+            self.num_cached = output.num_cached
         completion.token_ids += output.tokens
         text = self.detokenizer.push(self._visible(output))
         if output.logprobs and completion.logprobs is not None:
             completion.logprobs += output.logprobs
         if output.prompt_logprobs:
             self.prompt_logprobs = list(output.prompt_logprobs)
-        self.num_cached = output.num_cached
         if self.detokenizer.stop_reason is not None:
             self._cut()
         elif output.finish_reason is not None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from hex_llm.errors import ConfigError
 from hex_llm.flags import FlagParser, flag, flags_of, markdown_tables, named
+from hex_llm.topology import Role, Topology
 
 _model = partial(flag, "Model")
 _engine = partial(flag, "Inference engine")
@@ -23,6 +24,7 @@ _SERVER_GROUPS = ("Server", "Limits of the server")
 _server, _limit = (partial(flag, group) for group in _SERVER_GROUPS)
 
 _DEFAULT_SHARE = 0.9
+_ON_WITH_TOPOLOGY = ("enable_chunked_prefill", "enable_prefix_cache_hbm")
 DEFAULT_DECODE_PADDING = 8
 _NO_FLOAT16 = "its range is too small for models trained in bfloat16; use bfloat16 or float32."
 
@@ -121,8 +123,16 @@ class Config:
     )
     disagg_topo: str | None = _engine(
         None,
-        "Separate engines for prompts and for decoding, as two counts: 3,1 is three and one.",
-        needs="disaggregated serving",
+        "Separate engines for prompts and for answers, as two counts: 3,1 is three and one. The first compute prompts"
+        " and the first token, and hand the KV blocks to one of the others, which goes on. With it"
+        " --enable_chunked_prefill and --enable_prefix_cache_hbm are on.",
+    )
+    kv_transfer_path: Literal["auto", "jax", "host"] = _engine(
+        "auto",
+        "With --disagg_topo, how KV blocks go from one engine to another: by jax.experimental.transfer, between engines"
+        " of as many devices (jax), or through host memory, shared or over a socket (host). auto is the fastest that"
+        " any two of the engines have, as far as it was measured.",
+        refused={"device": "it copies between the devices of one process, and a server's engines have one each."},
     )
     data_parallel_size: int = _engine(
         1,
@@ -130,6 +140,9 @@ class Config:
         " where one is lost, the others take over and it is started again.",
     )
     tensor_parallel_size: int = _engine(1, "Devices that share one copy of the model.")
+    decode_tensor_parallel_size: int | None = _engine(
+        None, "With --disagg_topo, the devices of an engine for answers. Without it, --tensor_parallel_size."
+    )
     worker_distributed_method: Literal["mp", "ray"] = _engine(
         "mp",
         "How engine processes are started: by this command itself (mp), or on a Ray cluster: the one that RAY_ADDRESS"
@@ -318,11 +331,12 @@ class Config:
         if self.gpu_memory_utilization is not None and self.hbm_utilization_factor != _DEFAULT_SHARE:
             raise _two_shares(self.hbm_utilization_factor, self.gpu_memory_utilization)
         self._check_hosts()
+        self._settle_topology()
         if self.enable_prefix_cache_hbm and self.prefill_len_padding % self.block_size:
             raise ConfigError(
                 f"--prefill_len_padding={self.prefill_len_padding} must be a multiple of"
-                f" --block_size={self.block_size} with --enable_prefix_cache_hbm: prefixes are found in whole blocks"
-                " and reported in whole paddings."
+                f" --block_size={self.block_size} with {self._cause('enable_prefix_cache_hbm')}: prefixes are found in"
+                " whole blocks and reported in whole paddings."
             )
         self._check_step_tokens()
 
@@ -338,6 +352,32 @@ class Config:
                 f"--host_rank={self.host_rank} is not below --num_hosts={self.num_hosts}; ranks begin at 0."
             )
 
+    def _settle_topology(self) -> None:
+        topology = self.topology
+        if topology is None:
+            for name, alone in (("decode_tensor_parallel_size", None), ("kv_transfer_path", "auto")):
+                if (value := getattr(self, name)) != alone:
+                    raise ConfigError(f"--{name}={value} is for --disagg_topo.")
+            return
+        if self.data_parallel_size > 1:
+            raise ConfigError(
+                f"--data_parallel_size={self.data_parallel_size} and --disagg_topo={topology} both say how many engines"
+                " there are; give one."
+            )
+        if self.kv_transfer_path == "jax" and self.decode_tensor_parallel_size not in (None, self.tensor_parallel_size):
+            raise ConfigError(
+                f"--kv_transfer_path=jax is for engines of as many devices, not for"
+                f" --tensor_parallel_size={self.tensor_parallel_size} and"
+                f" --decode_tensor_parallel_size={self.decode_tensor_parallel_size}."
+            )
+        # Written in one way, so that hosts can compare; and so that what is checked is what engines do.
+        for name, value in (("disagg_topo", str(topology)), *((name, True) for name in _ON_WITH_TOPOLOGY)):
+            object.__setattr__(self, name, value)
+
+    def _cause(self, name: str) -> str:
+        """The flag that has switched on what the other one would."""
+        return f"--{name}" if self.disagg_topo is None else "--disagg_topo"
+
     def _check_step_tokens(self) -> None:
         tokens = self.max_num_batched_tokens
         if tokens is None:
@@ -350,7 +390,7 @@ class Config:
         if self.enable_chunked_prefill and tokens < self.smallest_prefill:
             raise ConfigError(
                 f"--max_num_batched_tokens={tokens} is less than {self.smallest_prefill}, the smallest step for prompts"
-                " with --enable_chunked_prefill."
+                f" with {self._cause('enable_chunked_prefill')}."
             )
 
     def model_len(self, context: int) -> int:
@@ -364,6 +404,31 @@ class Config:
     def of_engine(self) -> dict[str, Any]:
         """The settings that are not those of the server."""
         return {flag.name: getattr(self, flag.name) for flag in flags_of(Config) if flag.group not in _SERVER_GROUPS}
+
+    @property
+    def topology(self) -> Topology | None:
+        """Which engines there are, where they are of two kinds."""
+        return None if self.disagg_topo is None else Topology.parse(self.disagg_topo)
+
+    @property
+    def num_engines(self) -> int:
+        """Engines of the server, which are numbered from 0."""
+        return self.data_parallel_size if self.topology is None else len(self.topology)
+
+    def role(self, index: int) -> Role | Literal[""]:
+        """What an engine is for; empty where all do all."""
+        return "" if self.topology is None else self.topology.role(index)
+
+    def engine_name(self, index: int) -> str:
+        """An engine as logs call it."""
+        return f"replica {index}" if self.topology is None else self.topology.name(index)
+
+    def of_worker(self, index: int) -> "Config":
+        """The settings of one of the engines; of those, the same again."""
+        if self.decode_tensor_parallel_size is None:
+            return self
+        size = self.decode_tensor_parallel_size if self.role(index) == "decode" else self.tensor_parallel_size
+        return dataclasses.replace(self, tensor_parallel_size=size, decode_tensor_parallel_size=None)
 
     @property
     def prefill_seqs(self) -> int:
@@ -439,6 +504,9 @@ def parse_config(parser: FlagParser, argv: Sequence[str]) -> tuple[Config, argpa
     # Config cannot tell a default from the same value given; a command line can.
     if given.keys() >= {"hbm_utilization_factor", "gpu_memory_utilization"}:
         raise _two_shares(given["hbm_utilization_factor"], given["gpu_memory_utilization"])
+    for name in _ON_WITH_TOPOLOGY:
+        if given.get("disagg_topo") is not None and given.get(name) is False:
+            raise ConfigError(f"--no-{name} and --disagg_topo={given['disagg_topo']} do not go together; give one.")
     return Config(**{each.name: each.default for each in parser.flags} | given), arguments
 
 

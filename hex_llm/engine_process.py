@@ -64,7 +64,7 @@ def main(settings: str) -> int:
 
 def _name(task: Task) -> str:
     """What tells the lines of its log from those of others."""
-    replica = f"replica {task.replica}" if task.config.data_parallel_size > 1 else ""
+    replica = task.config.engine_name(task.replica) if task.config.num_engines > 1 else ""
     rank = f"rank {task.rank}" if task.num_ranks > 1 else ""
     words = " ".join(filter(None, (replica, rank)))
     return f"[{words}] " if words else ""
@@ -103,12 +103,21 @@ def _build(task: Task, host: EngineHost, key: bytes) -> tuple[Engine, Ready]:
     from hex_llm.engine.admission import new_request
     from hex_llm.engine.request import SamplingParams
     from hex_llm.parallel.hosts import join_hosts
+    from hex_llm.runner.pages import Staging
+    from hex_llm.transfer.porter import DevicePorter
 
     if followers is not None:
         join_hosts(task.coordinator, num_hosts=task.num_ranks, rank=task.rank, timeout=JOIN_S)
     model = find_model(config)
     host.tell(Found(model.max_model_len, model.arch.vocab_size))
-    engine = build_engine(config, model, host.report, followers and followers.send)
+    porters: list[DevicePorter] = []
+
+    def make_porter(staging: Staging) -> DevicePorter:
+        porters.append(DevicePorter(task.pages, key, staging, host.hear, path=config.kv_transfer_path))
+        return porters[0]
+
+    announce = followers and followers.send
+    engine = build_engine(config, model, host.report, announce, make_porter if task.pages else None)
     # Ready means that a token has been computed.
     engine.add(new_request("first", [0], SamplingParams(temperature=0, max_tokens=1), engine.limits))
     while engine.has_work:
@@ -117,7 +126,8 @@ def _build(task: Task, host: EngineHost, key: bytes) -> tuple[Engine, Ready]:
     # What a start leaves behind stays: to look through it again and again would hold up a step each time.
     gc.collect()
     gc.freeze()
-    return engine, Ready(engine.limits, str(model.dtype), jax.devices()[0].device_kind)
+    pages = porters[0].address if porters else ""
+    return engine, Ready(engine.limits, str(model.dtype), jax.devices()[0].device_kind, pages)
 
 
 if __name__ == "__main__":

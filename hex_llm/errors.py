@@ -140,6 +140,10 @@ class EngineDead(ServerError):
         self.status = status
 
 
+class BlocksLost(EngineDead):
+    """The engine that goes on with a request cannot have what the one before it has computed."""
+
+
 class Unavailable(ServerError):
     """`code` is one of starting, draining, queue_timeout, server_shutdown, too_many_connections."""
 

@@ -208,6 +208,8 @@ def _result(prompt: Prompt, answers: Sequence[Answer]) -> Result:
 
 def _check_alone(config: Config) -> None:
     """Several engines, or one of several machines, take a server that starts them."""
+    if config.disagg_topo is not None:
+        raise ConfigError(f"--disagg_topo={config.disagg_topo} is for a server; without one there is one engine.")
     for name, alone in (("data_parallel_size", 1), ("num_hosts", 1), ("worker_distributed_method", "mp")):
         if (value := getattr(config, name)) != alone:
             raise ConfigError(f"--{name}={value} is for a server; without one, --{name}={alone} is all there is.")

@@ -82,6 +82,7 @@ def test_documented_choices_are_the_ones_accepted():
         "load_format": ("auto", "dummy"),
         "check_weights": ("sample", "full", "off"),
         "dtype": ("auto", "bfloat16", "float32"),
+        "kv_transfer_path": ("auto", "jax", "host"),
         "worker_distributed_method": ("mp", "ray"),
         "block_size": (8, 16, 32, 2048, 8192),
         "prefix_cache_isolation": ("auto", "none", "key", "salt"),
@@ -175,11 +176,10 @@ def test_a_flag_whose_part_is_missing_says_so_and_takes_its_default(flag):
 def test_the_parts_to_come_are_the_only_ones_missing():
     assert {flag.needs: [other.name for other in NOT_YET if other.needs == flag.needs] for flag in NOT_YET} == {
         "downloads from the Hugging Face Hub": ["revision"],
-        "disaggregated serving": ["disagg_topo"],
         "LoRA adapters": ["enable_lora", "max_lora_rank", "enable_lora_cache", "max_num_mem_cached_lora"],
     }
-    expected = "--disagg_topo=1,1 needs disaggregated serving, which this version does not have yet."
-    assert refusal("--disagg-topo 1,1") == expected
+    expected = "--max_lora_rank=8 needs LoRA adapters, which this version does not have yet."
+    assert refusal("--max-lora-rank 8") == expected
 
 
 @pytest.mark.parametrize(
@@ -383,7 +383,7 @@ def test_help_shows_every_flag_in_its_group():
     assert all(f"{flag.group}:" in text for flag in FLAGS.values())
     flat = " ".join(text.split())
     assert "Also --max_running_seqs, --max-num-seqs. (default: 256)" in flat
-    assert "Not yet: it needs disaggregated serving." in flat
+    assert "Not yet: it needs LoRA adapters." in flat
     assert "safetensors is another word for auto. (default: auto)" in flat
 
 
@@ -420,5 +420,5 @@ def test_the_page_of_flags_has_a_row_for_each():
     rows = [line for line in flags_markdown().splitlines() if line.startswith("| `--")]
     assert len(rows) == len(FLAGS) + len(RETIRED) + len(VLLM)
     assert any("`--max_running_seqs` `--max-num-seqs` | integer at least 1 | 256 |" in row for row in rows)
-    assert any(row.endswith("| not yet: needs disaggregated serving |") for row in rows)
+    assert any(row.endswith("| not yet: needs LoRA adapters |") for row in rows)
     assert any("| `--load_format` |  | auto (or safetensors), dummy | auto |" in row for row in rows)

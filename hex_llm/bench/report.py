@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from hex_llm.bench.metrics import Counted, Latency, Summary
+from hex_llm.bench.server_counts import ServerCounts
 
 WIDTH = 50
 _TITLES = {
@@ -14,8 +15,15 @@ _TITLES = {
 }
 
 
-def report(summary: Summary, *, max_concurrency: int | None, request_rate: float, latencies: Collection[str]) -> str:
-    """The result as a table of text, with those of the latencies."""
+def report(
+    summary: Summary,
+    *,
+    max_concurrency: int | None,
+    request_rate: float,
+    latencies: Collection[str],
+    served: ServerCounts | None = None,
+) -> str:
+    """The result as a table of text, with those of the latencies, and what the server has counted if it tells."""
     rows: list[tuple[str, int | float]] = [
         ("Successful requests", summary.completed),
         ("Failed requests", summary.failed),
@@ -38,15 +46,40 @@ def report(summary: Summary, *, max_concurrency: int | None, request_rate: float
         ("Peak concurrent requests", float(summary.peak_concurrency)),
         ("Total Token throughput (tok/s)", summary.total_token_throughput),
     ]
+    if served is not None and served.late_compiles:
+        rows.append(("XLA compiles while serving", round(served.late_compiles)))
     lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}", *(_row(label, value) for label, value in rows)]
     for name in latencies:
         lines.append(f"{_TITLES[name]:-^{WIDTH}}")
         lines += [_row(f"{word} {name.upper()} (ms)", value) for word, value in _figures(summary.latencies[name])]
+    if served is not None and (served.transfers or served.failed_transfers):
+        lines.append(f"{'KV Cache Transfer':-^{WIDTH}}")
+        lines += [_row(label, value) for label, value in _transfer_rows(served, summary)]
     return "\n".join([*lines, "=" * WIDTH])
 
 
-def result(summary: Summary, latencies: Collection[str]) -> dict[str, Any]:
-    """The result by the names that vLLM gives its figures."""
+def _transfer_rows(served: ServerCounts, summary: Summary) -> list[tuple[str, int | float]]:
+    rows: list[tuple[str, int | float]] = [
+        ("KV transfers", round(served.transfers)),
+        ("Failed KV transfers", round(served.failed_transfers)),
+        ("Total KV bytes", round(served.transfer_bytes)),
+        ("KV transfer rate (MB/s)", served.transfer_rate / 1e6),
+        ("Mean KV transfer (ms)", served.mean_transfer_ms),
+        ("Mean KV transfer, not hidden (ms)", served.mean_exposed_ms),
+    ]
+    if (share := _share_of_ttft(served, summary)) is not None:
+        rows.insert(5, ("Mean KV transfer, of mean TTFT (%)", 100 * share))
+    return rows
+
+
+def _share_of_ttft(served: ServerCounts, summary: Summary) -> float | None:
+    """The mean transfer in mean times to the first token, where these are known."""
+    ttft = summary.latencies.get("ttft")
+    return served.mean_transfer_ms / ttft.mean if ttft is not None and ttft.mean else None
+
+
+def result(summary: Summary, latencies: Collection[str], served: ServerCounts | None = None) -> dict[str, Any]:
+    """The result by the names that vLLM gives its figures; what the server has counted, by ours."""
     figures: dict[str, Any] = {
         "duration": summary.duration_s,
         "completed": summary.completed,
@@ -64,6 +97,17 @@ def result(summary: Summary, latencies: Collection[str]) -> dict[str, Any]:
         latency = summary.latencies[name]
         for word, value in (*_figures(latency), ("Std", latency.std)):
             figures[f"{word.lower()}_{name}_ms"] = value
+    if served is not None:
+        figures |= {
+            "kv_transfers": round(served.transfers),
+            "failed_kv_transfers": round(served.failed_transfers),
+            "total_kv_bytes": round(served.transfer_bytes),
+            "kv_transfer_bytes_per_s": served.transfer_rate,
+            "mean_kv_transfer_ms": served.mean_transfer_ms,
+            "mean_kv_transfer_share_of_ttft": _share_of_ttft(served, summary),
+            "mean_kv_transfer_not_hidden_ms": served.mean_exposed_ms,
+            "xla_compiles_while_serving": round(served.late_compiles),
+        }
     return figures
 
 

@@ -31,6 +31,7 @@ from hex_llm.bench.plot import check_plot, write_plot
 from hex_llm.bench.prompt import Prompt
 from hex_llm.bench.report import details, report, result
 from hex_llm.bench.served_model import list_models, tokenizer_folder
+from hex_llm.bench.server_counts import ServerCounts, read_counts
 from hex_llm.bench.serving_flags import Options, Settings, parse_settings
 from hex_llm.errors import ConfigError, StartError
 from hex_llm.text.tokenizer import Tokenizer
@@ -137,6 +138,7 @@ async def _measure(subject: Subject, settings: Settings, number: int, concurrenc
     random = np.random.default_rng([options.seed, number, 1])
     due = arrival_times(len(prompts), options.request_rate, options.burstiness, random)
     silent = options.disable_tqdm or not sys.stderr.isatty()
+    before = await read_counts(subject.target.client)
     with Progress(console=Console(stderr=True), transient=True, disable=silent) as bar:
         task = bar.add_task("Requests", total=len(prompts))
         outcomes, duration = await send_all(
@@ -146,6 +148,8 @@ async def _measure(subject: Subject, settings: Settings, number: int, concurrenc
             max_concurrency=concurrency,
             on_done=lambda: bar.advance(task),
         )
+    after = None if before is None else await read_counts(subject.target.client)
+    served = None if before is None or after is None else after.since(before)
     counted = [_count(prompt, outcome, subject, settings) for prompt, outcome in zip(prompts, outcomes, strict=True)]
     answered = [each for each in counted if isinstance(each, Counted)]
     summary = summarize(
@@ -164,11 +168,12 @@ async def _measure(subject: Subject, settings: Settings, number: int, concurrenc
             max_concurrency=concurrency,
             request_rate=options.request_rate,
             latencies=settings.latencies,
+            served=served,
         ),
         flush=True,
     )
     if options.save_result:
-        _save(subject, settings, concurrency, summary, counted)
+        _save(subject, settings, concurrency, summary, counted, served)
     return summary
 
 
@@ -245,7 +250,12 @@ def _tell_doubts(subject: Subject, prompts: Sequence[Prompt], outcomes: Sequence
 
 
 def _save(
-    subject: Subject, settings: Settings, concurrency: int | None, summary: Summary, counted: Sequence[Counted | str]
+    subject: Subject,
+    settings: Settings,
+    concurrency: int | None,
+    summary: Summary,
+    counted: Sequence[Counted | str],
+    served: ServerCounts | None,
 ) -> None:
     options = settings.options
     now = time.strftime("%Y%m%d-%H%M%S")
@@ -260,7 +270,7 @@ def _save(
         "request_rate": rate,
         "burstiness": options.burstiness,
         "max_concurrency": concurrency,
-        **result(summary, settings.latencies),
+        **result(summary, settings.latencies, served),
         **(details(counted) if options.save_detailed else {}),
     }
     if options.result_filename is None:

@@ -8,11 +8,26 @@ from typing import Protocol
 from hex_llm.channel import Channel
 from hex_llm.engine.output import Output
 from hex_llm.engine.request import FinishReason, Request
-from hex_llm.engine.wire import Abort, Add, Alive, Failed, Found, FromEngine, Ready, Refused, Starting, Stepped
-from hex_llm.errors import EngineDead, HexError, RequestError, ServerError, TooLarge, Unavailable
+from hex_llm.engine.wire import (
+    BLOCKS_LOST,
+    Abort,
+    Add,
+    Alive,
+    Failed,
+    Found,
+    FromEngine,
+    Ready,
+    Refused,
+    Starting,
+    Stepped,
+)
+from hex_llm.errors import BlocksLost, EngineDead, HexError, RequestError, ServerError, TooLarge, Unavailable
 from hex_llm.frames import MAX_FRAME, Broken, FrameProtocol, attach
 
 logger = logging.getLogger(__name__)
+
+# One that is handed over is the engine's until another has it.
+_NOT_ENDED = (None, FinishReason.HANDED_OVER)
 
 
 class Sink(Protocol):
@@ -71,6 +86,10 @@ class EngineClient:
         if left:
             self._protocol.send(Abort(left, reason))
 
+    def let_go(self, request_id: str) -> None:
+        """Another engine has what this one has handed over."""
+        self._sinks.pop(request_id, None)
+
     def close(self) -> None:
         self._protocol.close()
 
@@ -94,12 +113,7 @@ class EngineClient:
                 self.alive = message
             case Refused(request_id, text, param, code, expired):
                 if sink := self._sinks.pop(request_id, None):
-                    tell_failure(
-                        sink,
-                        Unavailable(text, code="queue_timeout")
-                        if expired
-                        else RequestError(text, param=param, code=code),
-                    )
+                    tell_failure(sink, _refusal(text, param, code, expired=expired))
             case Starting():
                 self.progress = message
                 self._compiling = self.ready is None or message.done < 1
@@ -124,7 +138,8 @@ class EngineClient:
                     self._give_up(request_id, sink)
         for output in outputs:
             request_id = output.request_id
-            sink = sinks.get(request_id) if output.finish_reason is None else sinks.pop(request_id, None)
+            ended = output.finish_reason not in _NOT_ENDED
+            sink = sinks.pop(request_id, None) if ended else sinks.get(request_id)
             if sink is not None:  # else it was aborted while this was on its way
                 try:
                     sink.take(output)
@@ -146,6 +161,12 @@ class EngineClient:
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
             tell_failure(sink, EngineDead("The engine stopped while it worked on the request.", status=500))
+
+
+def _refusal(text: str, param: str | None, code: str | None, *, expired: bool) -> HexError:
+    if expired:
+        return Unavailable(text, code="queue_timeout")
+    return BlocksLost(text, status=500) if code == BLOCKS_LOST else RequestError(text, param=param, code=code)
 
 
 def tell_failure(sink: Sink, error: HexError) -> None:

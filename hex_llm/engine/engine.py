@@ -1,8 +1,12 @@
 """The loop: plan a step, start it, read the one before it."""
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from hex_llm.engine.admission import check_request
+from hex_llm.engine.handover import FromPorter, Porter
+from hex_llm.engine.handovers import Handovers
 from hex_llm.engine.limits import Limits
 from hex_llm.engine.output import Output, Stats
 from hex_llm.engine.request import FinishReason, Request
@@ -19,15 +23,20 @@ class Engine:
 
     A step that fails ends the engine, because the device's memory may have gone with it: `step` passes the exception
     on, and from then on there is nothing but EngineDead.
+
+    With a porter it can hand requests over to other engines and take them over; whoever owns it passes on to `hear`
+    what the porter says.
     """
 
-    def __init__(self, runner: Runner, limits: Limits, *, max_in_flight: int = 1):
+    def __init__(self, runner: Runner, limits: Limits, *, max_in_flight: int = 1, porter: Porter | None = None):
         self.limits = limits
         self._runner = runner
         self._max_in_flight = max_in_flight
         self._scheduler = Scheduler(limits)
         self._in_flight: deque[tuple[list[Slice], PendingStep]] = deque()
         self._failure: BaseException | None = None  # what a step failed with
+        self._handovers = Handovers(runner, self._scheduler, porter) if porter is not None else None
+        self.is_stuck = False  # the last `step` had nothing to do: all that is here waits for other engines
 
     def add(self, request: Request) -> None:
         """Queues a request, or refuses it: RequestError."""
@@ -35,16 +44,37 @@ class Engine:
         check_request(request, self.limits)
         if self._scheduler.find(request.id):
             raise RequestError(f"The request id {request.id!r} is in use.", param="request_id")
+        if self._handovers is not None:
+            self._handovers.add(request)
+        elif request.hands_over or request.source:
+            raise RequestError("This engine neither hands requests over nor takes them over.")
         self._scheduler.add(request)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> bool:
         """Ends a request at once, without another output. False where it has ended before, which is no error:
         whoever ends a request cannot know what its last step brought. `reason` is STOP for a stop string found.
         """
-        request = None if self.is_dead else self._scheduler.find(request_id)
-        if request:
+        if self.is_dead:
+            return False
+        request = self._scheduler.find(request_id)
+        was_held = self._handovers is not None and self._handovers.abort(request_id)
+        if request is not None:
             self._scheduler.finish(request, reason)
-        return request is not None
+        return was_held or request is not None
+
+    def hear(self, message: FromPorter) -> None:
+        """Takes in what the porter says."""
+        self._check_alive()
+        assert self._handovers is not None, "there is no porter"
+        with self._ending():
+            self._handovers.hear(message)
+
+    def expire(self, now: float) -> list[str]:
+        """Gives up requests that were handed over and that no engine has taken for long."""
+        expired = [] if self._handovers is None else self._handovers.expired(now)
+        for request_id in expired:
+            self.abort(request_id)
+        return expired
 
     def take_begun(self) -> list[str]:
         """The requests that left the queue since the last call."""
@@ -57,18 +87,26 @@ class Engine:
         that comes while something is half done ends the engine like any other exception.
         """
         self._check_alive()
-        waiting = False
-        try:
+        with self._ending():
             if not self._start():
                 return []
             step, pending = self._in_flight[0]
-            waiting = True
+        with self._ending(but=KeyboardInterrupt):
             result = pending.read()
-            waiting = False
+        with self._ending():
             self._in_flight.popleft()
-            return self._scheduler.update(step, result)
+            outputs = self._scheduler.update(step, result)
+            if self._handovers is not None:
+                self._handovers.read(outputs)
+            return outputs
+
+    @contextmanager
+    def _ending(self, but: type[BaseException] | tuple[()] = ()) -> Iterator[None]:
+        """What goes wrong within ends the engine."""
+        try:
+            yield
         except BaseException as error:
-            if not (waiting and isinstance(error, KeyboardInterrupt)):
+            if not isinstance(error, but):
                 self._failure = error
             raise
 
@@ -81,7 +119,11 @@ class Engine:
             step = self._scheduler.schedule()
             if step:
                 self._in_flight.append((step, self._runner.dispatch(step)))
-        assert self._in_flight or not self.has_work, "requests are left, and none of them can move"
+            if self._handovers is not None:
+                self._handovers.start(step)
+        self.is_stuck = not self._in_flight
+        if self.is_stuck and self.has_work:
+            assert self.waits_for_others, "requests are left, and none of them can move"
         return bool(self._in_flight) and (not step or len(self._in_flight) > self._max_in_flight)
 
     def _check_alive(self) -> None:
@@ -99,13 +141,26 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._scheduler.running or self._scheduler.waiting or self._in_flight)
+        """Whether there is a request that another engine is not busy with."""
+        scheduler = self._scheduler
+        return bool(self._in_flight or scheduler.waiting or len(scheduler.running) > len(scheduler.coming))
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether blocks are on their way from or to another engine."""
+        return bool(self._scheduler.coming or self._scheduler.held)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is here of any request."""
+        return not (self.has_work or self.waits_for_others)
 
     def stats(self) -> Stats:
-        return self._scheduler.stats()
+        stats = self._scheduler.stats()
+        return stats if self._handovers is None else self._handovers.counted(stats)
 
     def check(self) -> None:
         """Asserts that no block and no slot is lost; when idle, that all of them are free."""
         self._scheduler.check()
-        if not self.has_work:
+        if self.is_idle:
             assert self.stats().blocks_used == 0, "an idle engine holds blocks"

@@ -62,8 +62,8 @@ class Complete:
 
     request_id: str
     token: int
-    seconds: float  # since they were asked for
-    exposed: float  # of them, since the token was there
+    seconds: float  # that it took to carry them, part by part
+    exposed: float  # seconds since the token was there, which nothing was computed in
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,10 @@ class Porter(Protocol):
         """Where other engines ask for blocks."""
         ...
 
-    def has_room(self) -> bool:
-        """Whether another part may be copied out: no more than a few are under way at a time."""
+    def has_room(self, request_id: str) -> bool:
+        """Whether another part of a request may be copied out: no more than a few are under way at a time, and of
+        those no engine has more than its share.
+        """
         ...
 
     def send(self, part: Part) -> None:

@@ -16,9 +16,10 @@ import msgspec
 from hex_llm import frames
 from hex_llm.channel import Channel
 from hex_llm.engine.engine import Engine
+from hex_llm.engine.handover import FromPorter, Lost, Taken
 from hex_llm.engine.output import Output
 from hex_llm.engine.request import FinishReason
-from hex_llm.engine.wire import Abort, Add, Alive, Ready, Refused, Starting, Stepped, ToEngine
+from hex_llm.engine.wire import BLOCKS_LOST, Abort, Add, Alive, Ready, Refused, Starting, Stepped, ToEngine
 from hex_llm.errors import RequestError
 
 logger = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class EngineHost:
     def __init__(self, channels: Sequence[Channel], *, queue_timeout: float):
         self._connections = [Connection(each) for each in channels]
         self._queue_timeout = queue_timeout
-        self._inbox: queue.SimpleQueue[tuple[Connection, ToEngine | None]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[Connection, ToEngine | None] | FromPorter] = queue.SimpleQueue()
         self._entries: dict[str, _Entry] = {}
         self._groups: dict[tuple[Connection, str], _Group] = {}
         self._clocks: dict[_Group, float] = {}  # arrivals of those that nobody has begun with
@@ -117,6 +118,10 @@ class EngineHost:
         self.before_end: Callable[[], None] = lambda: None  # called when nobody is left to serve
         for each in self._connections:
             threading.Thread(target=self._read, args=(each,), daemon=True, name="read").start()
+
+    def hear(self, message: FromPorter) -> None:
+        """What the engine's porter says, from any thread."""
+        self._inbox.put(message)
 
     def tell(self, message: msgspec.Struct) -> None:
         for each in self._connections:
@@ -145,7 +150,7 @@ class EngineHost:
             if now - last_alive >= HEARTBEAT_S or (worked and not engine.has_work):
                 last_alive = now
                 self._expire(engine, now)
-                if not engine.has_work and now - last_check >= _CHECK_S:
+                if engine.is_idle and now - last_check >= _CHECK_S:
                     last_check = now
                     self._check(engine)
                 self.tell(self._alive(engine))
@@ -185,27 +190,44 @@ class EngineHost:
 
     def _take_messages(self, engine: Engine) -> None:
         flushed = sum(each.flush() for each in self._connections) == len(self._connections)
-        block = not engine.has_work
+        block = not engine.has_work or engine.is_stuck
         while True:
             try:
-                connection, message = self._inbox.get(block, timeout=HEARTBEAT_S if flushed else _FLUSH_S)
+                message = self._inbox.get(block, timeout=HEARTBEAT_S if flushed else _FLUSH_S)
             except queue.Empty:
                 return
             block = False
-            match message:
-                case Add(request, group, waited):
-                    try:
-                        engine.add(request)
-                    except RequestError as error:
-                        connection.send(Refused(request.id, str(error), error.param, error.code, expired=False))
-                    else:
-                        self._enter(connection, request.id, group, waited)
-                case Abort(request_ids, reason):
-                    for request_id in connection.request_ids.intersection(request_ids):
-                        self._end(engine, request_id, reason)
-                case None:
-                    for request_id in list(connection.request_ids):
-                        self._end(engine, request_id, FinishReason.ABORT)
+            if isinstance(message, tuple):
+                self._take(engine, *message)
+            else:
+                engine.hear(message)
+                self._end_handover(message)
+
+    def _take(self, engine: Engine, connection: Connection, message: ToEngine | None) -> None:
+        match message:
+            case Add(request, group, waited):
+                try:
+                    engine.add(request)
+                except RequestError as error:
+                    connection.send(Refused(request.id, str(error), error.param, error.code, expired=False))
+                else:
+                    self._enter(connection, request.id, group, waited)
+            case Abort(request_ids, reason):
+                for request_id in connection.request_ids.intersection(request_ids):
+                    self._end(engine, request_id, reason)
+            case None:
+                for request_id in list(connection.request_ids):
+                    self._end(engine, request_id, FinishReason.ABORT)
+
+    def _end_handover(self, message: FromPorter) -> None:
+        match message:
+            case Taken(request_id):
+                self._forget(request_id)
+            case Lost(request_id, reason):
+                if entry := self._entries.get(request_id):
+                    text = f"The blocks of the request could not be had from the engine that computed them: {reason}."
+                    entry.connection.send(Refused(request_id, text, None, BLOCKS_LOST, expired=False))
+                    self._forget(request_id)
 
     def _send(self, engine: Engine, outputs: Sequence[Output]) -> None:
         now = time.monotonic()
@@ -221,7 +243,8 @@ class EngineHost:
                     together[entry.connection].outputs.append(output)
                 else:
                     alone.append((entry.connection, Stepped([output], [])))
-                if output.finish_reason is not None:
+                # One that was handed over stays its HTTP process's until another engine has it.
+                if output.finish_reason not in (None, FinishReason.HANDED_OVER):
                     self._forget(output.request_id)
         for connection, message in (*together.items(), *alone):
             try:
@@ -240,7 +263,10 @@ class EngineHost:
             connection.send(Refused(output.request_id, text, "prompt_logprobs", None, expired=False))
 
     def _expire(self, engine: Engine, now: float) -> None:
-        """Gives up requests that have waited for too long to begin."""
+        """Gives up requests that have waited for too long to begin, or for another engine to take them."""
+        for request_id in engine.expire(now):
+            logger.error("No engine has taken request %s, which is computed; its blocks are given free.", request_id)
+            self._forget(request_id)
         for group, arrival in list(self._clocks.items()):
             if now - arrival <= self._queue_timeout:
                 continue

@@ -20,6 +20,7 @@ class Replica:
         self.belief: Belief | None = None  # while it takes requests
         self.num_requests = 0
         self.num_outstanding = 0
+        self.num_kv = 0  # tokens that its requests will have at the end, where it goes on with others' prompts
         self.last_sent = 0  # the number of the last request that was sent to it
 
     @property
@@ -34,12 +35,14 @@ class Load:
     of late, for as long as it may still become so long: an answer of which much is there may yet be at its beginning.
     """
 
-    __slots__ = ("num_answer", "num_prompt", "replica")
+    __slots__ = ("num_answer", "num_kv", "num_prompt", "replica")
 
-    def __init__(self, replica: Replica, num_prompt: int, num_answer: int):
+    def __init__(self, replica: Replica, num_prompt: int, num_answer: int, num_kv: int = 0):
         self.replica = replica
         self.num_prompt = num_prompt
         self.num_answer = num_answer
+        self.num_kv = num_kv
+        replica.num_kv += num_kv
         replica.num_requests += 1
         replica.num_outstanding += num_prompt + num_answer
 
@@ -54,6 +57,7 @@ class Load:
 
     def end(self) -> None:
         self.replica.num_requests -= 1
+        self.replica.num_kv -= self.num_kv
         self.replica.num_outstanding -= self.num_prompt + self.num_answer
 
 

@@ -57,6 +57,8 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     num_freed: int = 0  # of its first blocks: no token still to be planned sees them, and they are no longer its own
     slot: int = -1  # its row of the device's state, while it runs
+    is_seated: bool = False  # the device knows who has the slot
+    is_coming: bool = False  # it has blocks and a slot, and what is to be in the blocks is on its way
     num_cached: int = 0  # tokens of the prompt found in the prefix cache, as reported
     num_preemptions: int = 0
     last_step: int = 0  # when it was preempted: the number of the last step that may hold a slice of it
@@ -76,8 +78,10 @@ class Request:
 
     @property
     def num_pending(self) -> int:
-        """How many tokens are left to compute: none once the last token wanted has been sampled."""
-        if len(self.output) + self.num_in_flight >= self.max_output:
+        """How many tokens are left to compute: none once the last token wanted has been sampled, and none here while
+        another engine computes them.
+        """
+        if self.is_coming or len(self.output) + self.num_in_flight >= self.max_output:
             return 0
         return len(self.prompt) + len(self.output) + self.num_in_flight - self.num_computed
 

@@ -5,6 +5,10 @@ a request goes where its prefix is, unless that replica is far busier.
 
 When a replica is lost its requests go on elsewhere with the tokens that they have, as after a preemption: a token
 depends on those before it and on the request's seed, not on who computes it.
+
+Where some engines are for prompts and the others for answers, a request goes to one of the first, and as soon as that
+has begun with it also to one of the second, which fetches what the first computes. While there are none of one kind,
+those of the other do all.
 """
 
 import asyncio
@@ -13,11 +17,12 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hex_llm.engine.affinity import Belief
 from hex_llm.engine.block_pool import extend_keys
 from hex_llm.engine.client import EngineClient, Sink, tell_failure
+from hex_llm.engine.entry import AnswerSink, Entry, Group, PromptSink
 from hex_llm.engine.output import Output, Stats
 from hex_llm.engine.replica import Load, Replica, add_up, last_words
 from hex_llm.engine.request import FinishReason, Request
@@ -39,7 +44,8 @@ class Router:
     them have been ready once; `lost` is set when none is left, or when one fails before it was ever ready.
     """
 
-    def __init__(self, num_replicas: int, *, queue_timeout: float = math.inf):
+    def __init__(self, num_replicas: int, *, num_prefill: int = 0, queue_timeout: float = math.inf):
+        """The first `num_prefill` are for prompts, and then the others for answers; where it is 0, all are for both."""
         loop = asyncio.get_running_loop()
         self.found: asyncio.Future[Found] = loop.create_future()
         self.ready: asyncio.Future[Ready] = loop.create_future()
@@ -48,10 +54,11 @@ class Router:
         self.on_step: Callable[[Sequence[Output]], None] = lambda outputs: None
         self.on_send: Callable[[int, bool], None] = lambda replica, again: None
         self.replicas = tuple(map(Replica, range(num_replicas)))
+        self._num_prefill = num_prefill
         self._queue_timeout = queue_timeout
-        self._entries: dict[str, _Entry] = {}
-        self._groups: dict[str, _Group] = {}
-        self._held: dict[str, _Entry] = {}  # that nobody can take at the moment, oldest first
+        self._entries: dict[str, Entry] = {}
+        self._groups: dict[str, Group] = {}
+        self._held: dict[str, Entry] = {}  # that nobody can take at the moment, oldest first
         self._num_sent = 0
         self._num_ended = 0
         self._mean_length = _FIRST_MEAN
@@ -80,7 +87,7 @@ class Router:
         if self.lost.is_set():
             raise EngineDead("The engine has stopped; the server is about to end.")
         name = group or request.id
-        entry = _Entry(self, request, sink, self._groups.get(name) or _Group(name))
+        entry = Entry(self, request, sink, self._groups.get(name) or Group(name))
         self._place(entry)
         self._entries[request.id] = entry
         self._groups[name] = entry.group
@@ -88,14 +95,15 @@ class Router:
 
     def abort(self, request_ids: Sequence[str], reason: FinishReason = FinishReason.ABORT) -> None:
         """Ends requests; their sinks hear no more. Those that have ended before are passed over."""
+        entries = [entry for request_id in request_ids if (entry := self._entries.get(request_id))]
         sent: defaultdict[EngineClient, list[str]] = defaultdict(list)
-        for request_id in request_ids:
-            if entry := self._entries.get(request_id):
-                if entry.load is not None and (client := entry.load.replica.client) is not None:
-                    sent[client].append(request_id)
-                self._end(entry, completed=reason == FinishReason.STOP)
+        for entry in entries:
+            for client in entry.clients():
+                sent[client].append(entry.sent_id)
         for client, ids in sent.items():
             client.abort(ids, reason)
+        for entry in entries:
+            self.end(entry, completed=reason == FinishReason.STOP)
 
     def close(self) -> None:
         for each in self.replicas:  # none of them shall take over what another leaves
@@ -161,7 +169,7 @@ class Router:
                 # What one of them has no room for, no request may ask for.
                 self.ready.set_result(min(readies, key=lambda ready: ready.limits.num_blocks))
             for entry in list(self._held.values()):
-                self._resend(entry)
+                self.resend(entry)
 
     def _lose(self, there: Replica, client: EngineClient) -> None:
         """What it had to do comes next, one request after the other, to `_replay`."""
@@ -175,53 +183,119 @@ class Router:
         if there.ready is None or not self._clients():
             self.lost.set()
             for entry in list(self._held.values()):
-                self._fail(entry, EngineDead("The engine stopped before it had the request.", status=500))
+                self.fail(entry, EngineDead("The engine stopped before it had the request.", status=500))
         elif there.num_requests:
             logger.warning("Replica %d is lost; the others take over its %d requests.", there.index, there.num_requests)
 
-    def _replay(self, entry: "_Entry", error: HexError) -> None:
+    def go_on(self, entry: Entry, *, again: bool = False) -> None:
+        """Sends a request, whose prompt is being computed, also to an engine that goes on with it."""
+        first, handed = entry.load, entry.handed
+        decode = [each for each in self._up() if self._is_for_answers(each)]
+        if not decode:
+            self.resend(entry)
+            return
+        assert first is not None
+        assert first.replica.ready is not None
+        assert handed is not None
+        keys = self._keys(decode[0], handed)
+        num_answer = self._expected(entry.request)
+        need = {each: _num_uncached(each, handed, keys) + num_answer for each in decode}
+        fullness = {each: _fullness(each, need[each]) for each in decode}
+        # What the sequences of a group share goes to one engine, and once, while that has room for them.
+        joined = [each for each in decode if each.index == entry.group.answers and fullness[each][0] <= 1]
+        there = min(joined or decode, key=lambda each: fullness[each])
+        request = replace(
+            handed,
+            hands_over=False,
+            max_output=entry.request.max_output,
+            sampling=replace(handed.sampling, prompt_logprobs=None),  # they come with the first token
+            source=first.replica.ready.pages,
+        )
+        try:
+            self._send(entry, there, request, AnswerSink(entry), keys)
+        except HexError as error:
+            self.fail(entry, error)
+        else:
+            entry.next_load = Load(there, 0, num_answer, handed.num_known + num_answer)
+            entry.group.answers = there.index
+            self.on_send(there.index, again)
+
+    def replay(self, entry: Entry, error: HexError) -> None:
         """The replica is lost that had a request: another one takes it over."""
         if self.lost.is_set() or entry.num_replays == MAX_REPLAYS:
-            self._fail(entry, error)
+            self.fail(entry, error)
         else:
             entry.num_replays += 1
-            self._resend(entry)
+            self.resend(entry)
 
-    def _resend(self, entry: "_Entry") -> None:
+    def replay_answer(self, entry: Entry, error: HexError) -> None:
+        assert entry.next_load is not None
+        if entry.handed is not None and entry.num_replays < MAX_REPLAYS and not self.lost.is_set():
+            entry.num_replays += 1
+            entry.next_load.end()
+            entry.next_load = None
+            entry.early = []
+            self.go_on(entry, again=True)
+        else:
+            self.replay(entry, error)
+
+    def resend(self, entry: Entry) -> None:
         entry.leave()
         try:
             self._place(entry)
         except HexError as error:
-            self._fail(entry, error)
+            self.fail(entry, error)
 
-    def _place(self, entry: "_Entry") -> None:
+    def _up(self) -> list[Replica]:
+        return [each for each in self.replicas if each.is_up]
+
+    def _is_for_answers(self, replica: Replica) -> bool:
+        return replica.index >= self._num_prefill
+
+    def _place(self, entry: Entry) -> None:
         """Sends a request where it costs least, or holds it where nobody can take it."""
         request = entry.request
-        up = [each for each in self.replicas if each.is_up]
+        up = self._up()
         # What several replicas died of, perhaps, shall not take the last one with it.
         if not up or (len(up) == 1 and entry.num_replays == MAX_REPLAYS):
             self._hold(entry)
             return
+        prefill = [each for each in up if not self._is_for_answers(each)]
         keys = self._keys(up[0], request)
-        uncached = {each: _num_uncached(each, request, keys) for each in up}
-        there = min(up, key=lambda each: self._rank(each, uncached[each]))
+        uncached = {each: _num_uncached(each, request, keys) for each in prefill or up}
+        there = min(uncached, key=lambda each: self._rank(each, uncached[each]))
+        entry.num_sent += 1
+        if prefill and len(prefill) < len(up) and request.max_output - len(request.output) > 1:
+            output = list(request.output)
+            entry.handed = replace(
+                _unanswered(request), id=entry.sent_id, output=output, hands_over=True, max_output=len(output) + 1
+            )
+            sent, sink, num_answer = entry.handed, PromptSink(entry), 0
+        else:
+            sent, sink, num_answer = replace(_unanswered(request), id=entry.sent_id), entry, self._expected(request)
+        self._send(entry, there, sent, sink, keys)
+        self._held.pop(request.id, None)
+        entry.load = Load(there, uncached[there], num_answer)
+        self.on_send(there.index, entry.num_replays > 0)
+
+    def _send(self, entry: Entry, there: Replica, request: Request, sink: Sink, keys: Sequence[bytes]) -> None:
         assert there.client is not None
         assert there.belief is not None
         waited = None if entry.group.begun else time.monotonic() - entry.arrival
-        there.client.add(_unanswered(request), entry, entry.group.name, waited)
-        self._held.pop(request.id, None)
+        there.client.add(request, sink, entry.group.name, waited)
         self._num_sent += 1
         there.last_sent = self._num_sent
         there.belief.enter(keys)
-        num_answer = min(request.max_output - len(request.output), round(self._mean_length))
-        entry.load = Load(there, uncached[there], num_answer)
-        self.on_send(there.index, entry.num_replays > 0)
+
+    def _expected(self, request: Request) -> int:
+        """How many tokens of its answer are still to come, as far as anybody can know."""
+        return min(request.max_output - len(request.output), round(self._mean_length))
 
     def _rank(self, replica: Replica, num_uncached: int) -> tuple[int, ...]:
         """A request goes where it is lowest, given how much of the request would have to be computed there."""
         return replica.num_outstanding + _RECOMPUTED * num_uncached, replica.num_requests, replica.last_sent
 
-    def _hold(self, entry: "_Entry") -> None:
+    def _hold(self, entry: Entry) -> None:
         self._held[entry.request.id] = entry
         if self._queue_timeout < math.inf:
             wait = self._queue_timeout
@@ -229,21 +303,21 @@ class Router:
                 wait -= time.monotonic() - entry.arrival
             asyncio.get_running_loop().call_later(max(wait, 0.0), self._expire, entry)
 
-    def _expire(self, entry: "_Entry") -> None:
+    def _expire(self, entry: Entry) -> None:
         """Gives up a request that nobody has begun with, or that nobody is left for who could take the risk."""
         if self._held.get(entry.request.id) is not entry:
             return
         if not entry.group.begun:
             waited = f"The request waited for more than {self._queue_timeout:g} s for an engine to begin with it."
-            self._fail(entry, Unavailable(waited, code="queue_timeout"))
+            self.fail(entry, Unavailable(waited, code="queue_timeout"))
         elif entry.num_replays == MAX_REPLAYS:
-            self._fail(entry, EngineDead("The engine stopped again and again with the request.", status=500))
+            self.fail(entry, EngineDead("The engine stopped again and again with the request.", status=500))
 
-    def _fail(self, entry: "_Entry", error: HexError) -> None:
-        self._end(entry, completed=False)
+    def fail(self, entry: Entry, error: HexError) -> None:
+        self.end(entry, completed=False)
         tell_failure(entry.sink, error)
 
-    def _end(self, entry: "_Entry", *, completed: bool) -> None:
+    def end(self, entry: Entry, *, completed: bool) -> None:
         """Forgets a request. Where its answer is complete, its replica has that in its cache too."""
         request, load, group = entry.request, entry.load, entry.group
         if self._entries.pop(request.id, None) is None:  # it ended before, and its sink could not take that in
@@ -270,65 +344,6 @@ class Router:
         return extend_keys(request, (request.num_known - 1) // limits.block_size, limits.block_size)
 
 
-@dataclass(slots=True, eq=False)
-class _Group:
-    """The sequences of one HTTP request, wherever they are."""
-
-    name: str
-    size: int = 0
-    begun: bool = False  # one of them
-
-
-class _Entry:
-    """A request under way, and the sink that replicas see."""
-
-    __slots__ = ("_router", "_told", "arrival", "begun", "group", "load", "num_replays", "request", "sink")
-
-    def __init__(self, router: Router, request: Request, sink: Sink, group: _Group):
-        self._router = router
-        self.request = request
-        self._told = request.output
-        self.sink = sink
-        self.group = group
-        self.load: Load | None = None  # while a replica has it
-        self.arrival = time.monotonic()
-        self.begun = False
-        self.num_replays = 0
-
-    def leave(self) -> None:
-        """No replica has it any more."""
-        if self.load is not None:
-            self.load.end()
-            self.load = None
-
-    def begin(self, waited: float) -> None:
-        if not self.begun:
-            self.begun = self.group.begun = True
-            self.sink.begin(waited)
-
-    def take(self, output: Output) -> None:
-        """Runs for every token: what the client has been told is what a replay goes on from."""
-        request, load, told = self.request, self.load, self._told
-        told += output.tokens
-        assert load is not None
-        num_left = request.max_output - len(told)
-        if load.num_prompt or num_left < load.num_answer:
-            load.move(num_left)
-            request.num_cached = output.num_cached
-        if output.finish_reason is not None:
-            self._router._end(self, completed=output.finish_reason != FinishReason.ERROR)
-        self.sink.take(output)
-
-    def fail(self, error: HexError) -> None:
-        match error:
-            case EngineDead():
-                self._router._replay(self, error)
-            case Unavailable(code="queue_timeout") if self.group.begun:  # with another replica
-                self._router._resend(self)
-            case _:
-                self._router._fail(self, error)
-
-
 def _num_uncached(there: Replica, request: Request, keys: Sequence[bytes]) -> int:
     """How many tokens a replica would have to compute before the next one of the answer."""
     assert there.ready is not None
@@ -336,6 +351,20 @@ def _num_uncached(there: Replica, request: Request, keys: Sequence[bytes]) -> in
     if request.sampling.prompt_logprobs is not None and not request.output:  # then all of them are wanted
         return request.num_known
     return request.num_known - there.belief.match(keys) * there.ready.limits.block_size
+
+
+def _fullness(there: Replica, num_tokens: int) -> tuple[float, ...]:
+    """Of an engine that goes on with others' prompts, if it took so many tokens more: the more it is full, be it of
+    tokens or of sequences, the later it lets a request in, and the slower it is. Others may use it, too.
+    """
+    assert there.ready is not None
+    limits, alive = there.ready.limits, there.client and there.client.alive
+    used, running = there.num_kv, there.num_requests
+    if alive is not None:
+        used = max(used, alive.stats.blocks_used * limits.block_size)
+        running = max(running, alive.stats.running + alive.stats.coming + alive.stats.waiting)
+    fullest = max((used + num_tokens) / limits.kv_tokens, (running + 1) / limits.max_running)
+    return fullest, there.num_outstanding, there.last_sent
 
 
 def _unanswered(request: Request) -> Request:

@@ -10,14 +10,19 @@ A sequence that grows beyond `Limits.rope_switch` is computed anew, because all 
 
 Where no layer sees further back than `Limits.reach` tokens, a request gives back what is out of reach as it goes on,
 and never has more than `Limits.most_blocks`, however long it gets.
+
+A request that another engine computes the prompt of gets blocks and a slot like any other, and has nothing to do until
+the prompt has come. One that is computed for another engine leaves its blocks behind until they are taken.
 """
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hex_llm.engine.block_pool import BlockPool, extend_keys
 from hex_llm.engine.limits import Limits
+from hex_llm.engine.making import Making
 from hex_llm.engine.output import Output, Stats
 from hex_llm.engine.request import FinishReason, Request, TokenLogprobs
 from hex_llm.engine.step import Logprobs, Slice, StepResult
@@ -46,6 +51,10 @@ class Scheduler:
         self._num_prefix_queries = 0  # tokens
         self._num_prefix_hits = 0  # tokens
         self._begun: list[str] = []  # requests that were started for the first time, until somebody asks
+        self.held: dict[str, list[int]] = {}  # the blocks of requests that were handed over and not taken yet
+        self.coming: dict[str, Request] = {}  # of those that run: they wait for what is in their blocks
+        self._new_coming: list[Request] = []  # until somebody asks
+        self._making = Making()
 
     def add(self, request: Request) -> None:
         self.waiting[request.id] = request
@@ -57,6 +66,32 @@ class Scheduler:
         """The requests that were started for the first time since the last call."""
         begun, self._begun = self._begun, []
         return begun
+
+    def take_coming(self) -> list[Request]:
+        """The requests that have got blocks since the last call, for another engine to fill: all but the first
+        `num_computed` tokens."""
+        coming, self._new_coming = self._new_coming, []
+        return coming
+
+    def complete(self, request_id: str, token: int) -> Request | None:
+        """All that a request has waited for is here, and the token after it. None where it is not waited for."""
+        request = self.coming.pop(request_id, None)
+        if request is not None:
+            first, request.num_computed = request.num_computed, request.num_known
+            request.is_coming, request.source = False, ""
+            if self.limits.prefix_caching:
+                self._remember(request, first, request.num_computed)
+            self._making.end(request)
+            request.output.append(token)
+        return request
+
+    def release(self, request_id: str) -> bool:
+        """Gives free what was kept of a request that was handed over."""
+        blocks = self.held.pop(request_id, None)
+        if blocks is not None:
+            self.pool.release(blocks, after=self._num_scheduled)
+            self.pool.reclaim(self._num_read)
+        return blocks is not None
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Ends a request, wherever it is. Tokens still under way to it are dropped when they come."""
@@ -113,7 +148,7 @@ class Scheduler:
                 outputs.append(Output(request.id, (), None, request.finish_reason, request.num_cached))
                 continue
             if request.slot >= 0 and self.limits.prefix_caching:
-                self._remember(piece)
+                self._remember(request, piece.start, piece.start + piece.length)
             if result.prompt_logprobs and (logprobs := result.prompt_logprobs[row]):
                 _extend_prompt_logprobs(piece, logprobs)
             if piece.samples:
@@ -123,7 +158,7 @@ class Scheduler:
 
     def stats(self) -> Stats:
         return Stats(
-            running=len(self.running),
+            running=len(self.running) - len(self.coming),
             waiting=len(self.waiting),
             blocks=self.pool.num_blocks,
             blocks_used=self.pool.num_blocks - self.pool.num_free,
@@ -132,11 +167,16 @@ class Scheduler:
             total_preemptions=self._num_preemptions,
             total_prefix_queries=self._num_prefix_queries,
             total_prefix_hits=self._num_prefix_hits,
+            blocks_held=sum(map(len, self.held.values())),
+            coming=len(self.coming),
         )
 
     def check(self) -> None:
         """Asserts that no block and no slot is lost or shared by mistake."""
-        self.pool.check(request.blocks[request.num_freed :] for request in self.running.values())
+        owned = (request.blocks[request.num_freed :] for request in self.running.values())
+        self.pool.check(itertools.chain(owned, self.held.values()))
+        assert self.coming.items() <= self.running.items(), "a request waits for its blocks and has none"
+        self._making.check(self.running)
         for request in self.running.values():
             assert request.num_freed <= self.limits.first_block(request.num_computed), "a block was freed too early"
             assert len(request.blocks) - request.num_freed <= self.limits.most_blocks, "a request has too many blocks"
@@ -162,10 +202,12 @@ class Scheduler:
             pending = request.num_pending
             if request.slot < 0 or not pending:  # preempted below, or waiting for its last token
                 continue
+            if not (request.is_seated or plan.prefills):
+                continue
             length = min(pending, plan.tokens)
             num_old_blocks = len(request.blocks)
             if self._grow(plan, request, request.num_computed + length):
-                self._take(plan, request, length, pending, fresh=False, num_old_blocks=num_old_blocks)
+                self._take(plan, request, length, pending, num_old_blocks)
 
     def _grow(self, plan: _Plan, request: Request, num_tokens: int) -> bool:
         """Gets a request the blocks for `num_tokens` tokens. Where it cannot have them now it sits this step out:
@@ -175,7 +217,8 @@ class Scheduler:
         if need <= 0:
             return True
         while need > self.pool.num_free + self.pool.num_retired - plan.promised:
-            _, victim = next(reversed(self.running.items()))
+            # One whose blocks are being filled has nothing to give but what another engine has done for it.
+            victim = next(each for each in reversed(self.running.values()) if not each.is_coming)
             self._preempt(victim)
             if victim is request:
                 return False
@@ -198,36 +241,55 @@ class Scheduler:
 
         Where a running request sits the step out, nobody is started in its stead.
         """
-        while self.waiting and self._slots and plan.prefills and plan.tokens and not plan.promised:
-            request = next(iter(self.waiting.values()))
-            if request.last_step > self._num_read:  # a token it was preempted without is still to come
+        num_passed = 0
+        while self._slots and plan.prefills and plan.tokens and not plan.promised:
+            request = next(itertools.islice(self.waiting.values(), num_passed, None), None)
+            # Nobody is left, or a token it was preempted without is still to come.
+            if request is None or request.last_step > self._num_read:
                 break
             if self.pool.num_free <= len(self.running):  # as `acquire` would find, but for a long prompt late
                 break
             if self._outgrown(request):
                 request.is_long, request.keys = True, []
-            found = self.pool.find(self._usable_keys(request), self.limits.reach_blocks)
-            num_freed = found.count(0)
-            count = min(-(-request.num_tokens // self.limits.block_size), num_freed + self.limits.most_blocks)
+            keys = self._usable_keys(request)
+            found = self.pool.find(keys, self.limits.reach_blocks)
+            if self._making.has(request, keys[len(found) :]):
+                num_passed += 1
+                continue
+            count = -(-request.num_tokens // self.limits.block_size)
+            if request.source:  # what its next token does not see need not come
+                found = max(found, [0] * self.limits.first_block(request.num_known), key=len)
+            else:
+                count = min(count, found.count(0) + self.limits.most_blocks)
             # A block to grow into for each running request. Progress rests on it: where prefills go first, one that
             # gave way would otherwise take the very block back that it gave way for, again and again.
             blocks = self.pool.acquire(found, count - len(found), spare=len(self.running))
             if blocks is None:
                 break
-            del self.waiting[request.id]
-            self.running[request.id] = request
-            request.slot = self._slots.pop()
-            request.blocks, request.num_freed = blocks, num_freed
-            request.num_computed = len(found) * self.limits.block_size
-            if not request.num_preemptions:
-                self._begun.append(request.id)
-            # One that brings a part of its answer was counted where that was computed.
-            if self.limits.prefix_caching and not request.num_preemptions and not request.output:
-                self._num_prefix_queries += len(request.prompt)
-                self._num_prefix_hits += request.num_computed
-                request.num_cached = request.num_computed // self.limits.prefix_unit * self.limits.prefix_unit
+            self._start(request, blocks, len(found))
+            self._making.begin(request, keys[len(found) :])
+            if request.source:
+                request.is_coming = True
+                self.coming[request.id] = request
+                self._new_coming.append(request)
+                continue
             pending = request.num_pending
-            self._take(plan, request, min(pending, plan.tokens), pending, fresh=True, num_old_blocks=0)
+            self._take(plan, request, min(pending, plan.tokens), pending, num_old_blocks=0)
+
+    def _start(self, request: Request, blocks: list[int], num_found: int) -> None:
+        """Makes a request one of those that run. The first so many of its blocks are computed."""
+        del self.waiting[request.id]
+        self.running[request.id] = request
+        request.slot = self._slots.pop()
+        request.blocks, request.num_freed = blocks, blocks.count(0)
+        request.num_computed = num_found * self.limits.block_size
+        if not request.num_preemptions:
+            self._begun.append(request.id)
+        # One that brings a part of its answer was counted where that was computed, or is.
+        if self.limits.prefix_caching and not (request.num_preemptions or request.output or request.source):
+            self._num_prefix_queries += len(request.prompt)
+            self._num_prefix_hits += request.num_computed
+            request.num_cached = request.num_computed // self.limits.prefix_unit * self.limits.prefix_unit
 
     def _usable_keys(self, request: Request) -> list[bytes]:
         """The keys under which a request may find blocks: never that of the last token, whose logits are wanted."""
@@ -240,14 +302,14 @@ class Scheduler:
         switch = self.limits.rope_switch
         return switch is not None and not request.is_long and request.num_tokens > switch
 
-    def _take(
-        self, plan: _Plan, request: Request, length: int, pending: int, *, fresh: bool, num_old_blocks: int
-    ) -> None:
+    def _take(self, plan: _Plan, request: Request, length: int, pending: int, num_old_blocks: int) -> None:
         """Adds a slice to the plan, and counts it as computed."""
-        samples = length == pending
-        plan.slices.append(Slice(request, request.num_computed, length, samples, fresh, num_old_blocks))
+        samples, fresh = length == pending, not request.is_seated
+        old = 0 if fresh else num_old_blocks
+        plan.slices.append(Slice(request, request.num_computed, length, samples, fresh, old))
         plan.tokens -= length
         plan.prefills -= length > 1 or fresh
+        request.is_seated = True
         request.num_computed += length
         request.num_in_flight += samples
 
@@ -262,20 +324,28 @@ class Scheduler:
         self.waiting.move_to_end(request.id, last=False)
 
     def _stop(self, request: Request) -> None:
-        """Takes slot and blocks back. The blocks wait until no step under way can touch them."""
+        """Takes slot and blocks back. The blocks wait until no step under way can touch them, and those of a request
+        that was handed over until they are taken.
+        """
         del self.running[request.id]
         self._slots.append(request.slot)
-        request.slot = -1
-        self.pool.release(request.blocks[request.num_freed :], after=self._num_scheduled)
-        self.pool.reclaim(self._num_read)
+        request.slot, request.is_seated, request.is_coming = -1, False, False
+        self.coming.pop(request.id, None)
+        self._making.end(request)
+        blocks = request.blocks[request.num_freed :]
         request.blocks, request.num_freed = [], 0
+        if request.finish_reason == FinishReason.HANDED_OVER:
+            self.held[request.id] = blocks
+        else:
+            self.pool.release(blocks, after=self._num_scheduled)
+            self.pool.reclaim(self._num_read)
 
-    def _remember(self, piece: Slice) -> None:
-        """Offers the blocks that a slice has filled to later requests; also those given back since it was planned,
-        which nobody gets before it has been read.
+    def _remember(self, request: Request, start: int, stop: int) -> None:
+        """Offers the blocks that are filled with these tokens to later requests; also those given back since that was
+        planned, which nobody gets before it has been read.
         """
-        request, size = piece.request, self.limits.block_size
-        first, end = piece.start // size, (piece.start + piece.length) // size
+        size = self.limits.block_size
+        first, end = start // size, stop // size
         if first < end:
             keys = extend_keys(request, end, size)
             for index in range(first, end):
@@ -286,7 +356,7 @@ class Scheduler:
         if token in request.stop_ids:
             self.finish(request, FinishReason.STOP)
         elif len(request.output) >= request.max_output:
-            self.finish(request, FinishReason.LENGTH)
+            self.finish(request, FinishReason.HANDED_OVER if request.hands_over else FinishReason.LENGTH)
         wanted, found = request.sampling.logprobs, None
         if wanted is not None:
             assert logprobs is not None, "a request of the step asked for logprobs"

@@ -9,6 +9,8 @@ from hex_llm.engine.limits import Limits
 from hex_llm.engine.output import Output, Stats
 from hex_llm.engine.request import FinishReason, Request
 
+BLOCKS_LOST = "blocks_lost"  # the code of a `Refused`: another engine may take the request on
+
 
 class Add(msgspec.Struct, tag=True, array_like=True):
     """`group` is what the sequences of one HTTP request have in common: once the engine has begun with one of them,

@@ -109,12 +109,16 @@ class Agents:
                     ports.append(port)
             return [f"{_token(host)}:{port}" for port in ports]
 
+    def pages_address(self, host: int) -> str:
+        (address,) = self.addresses(host, 1)
+        return f"tcp:{address}"
+
     def start(self, host: int, task: Task, environment: Mapping[str, str]) -> HostChild:
         with self._lock:
             self._check_host(host)
             self._num_started += 1
             child = HostChild(self, host, task, environment, self._num_started)
-            addresses = (task.steps, task.coordinator)
+            addresses = (task.steps, task.coordinator, task.pages)
             self._ports[child] = {int(each.rpartition(":")[2]) for each in addresses if each}
             return child
 
@@ -192,7 +196,8 @@ class Agents:
                 text = text.replace(_token(rank), f"[{address}]" if ":" in address else address)
             return text
 
-        return msgspec.structs.replace(task, steps=known(task.steps), coordinator=known(task.coordinator))
+        addresses = {"steps": task.steps, "coordinator": task.coordinator, "pages": task.pages}
+        return msgspec.structs.replace(task, **{name: known(text) for name, text in addresses.items()})
 
     def _accept(self) -> None:
         while True:

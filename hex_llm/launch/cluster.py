@@ -16,7 +16,7 @@ from hex_llm.launch.agents import Agents
 from hex_llm.launch.launcher import Launcher
 from hex_llm.launch.local import LocalLauncher
 from hex_llm.launch.local_devices import local_devices
-from hex_llm.launch.placement import Replica, place
+from hex_llm.launch.placement import Replica, place_engines
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Cluster:
 def this_machine(config: Config, folder: str) -> Cluster:
     """`folder` is one that nobody else may look into."""
     doors = [f"unix:{folder}/{index}" for index in range(config.api_server_count)]
-    return Cluster(LocalLauncher(), _placement(config, num_hosts=1), doors, b"")
+    return Cluster(LocalLauncher(folder), _placement(config, num_hosts=1), doors, b"")
 
 
 def several_hosts(config: Config, where: Place) -> Cluster:
@@ -44,7 +44,7 @@ def several_hosts(config: Config, where: Place) -> Cluster:
     _leave_slices(os.environ)
     address, key = _own_address(where.coordinator), cluster_key()
     launcher = Agents(where, hello_of(config, 0, address), key)
-    first = where.coordinator.port + 1 + 2 * config.data_parallel_size  # above those of replicas of several hosts
+    first = where.coordinator.port + 1 + 2 * config.num_engines  # above those that engines may have
     doors = [f"tcp:{Address(address, first + index)}" for index in range(config.api_server_count)]
     return Cluster(launcher, placement, doors, key)
 
@@ -58,12 +58,11 @@ def on_ray(config: Config) -> Cluster:
         raise ConfigError(
             f"--worker_distributed_method=ray needs Ray, which is not installed ({error}): pip install 'hex-llm[ray]'."
         ) from None
-    tensor, data = config.tensor_parallel_size, config.data_parallel_size
-    address = connect(data * config.num_hosts)
+    address = connect(config.num_engines * config.num_hosts)
     platform, available = devices_of_cluster(config.num_hosts)
     if platform == "cpu" or os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
         platform, available = "cpu", len(local_devices(os.environ))
-    placement = place(tensor=tensor, data=data, num_hosts=config.num_hosts, local_devices=available)
+    placement = place_engines(config, num_hosts=config.num_hosts, local_devices=available)
     doors = [f"tcp:{Address(address, 0)}"] * config.api_server_count
     key = os.environ.get(_KEY) or secrets.token_hex(32)
     return Cluster(RayLauncher(placement, platform), placement, doors, key.encode())
@@ -81,9 +80,9 @@ def cluster_key() -> bytes:
 
 def _placement(config: Config, *, num_hosts: int) -> list[Replica]:
     """Too few devices are found out before anything is started."""
-    tensor, data = config.tensor_parallel_size, config.data_parallel_size
-    available = len(local_devices(os.environ)) if tensor * data * num_hosts > 1 else 1
-    return place(tensor=tensor, data=data, num_hosts=num_hosts, local_devices=available)
+    several = config.tensor_parallel_size * config.num_engines * num_hosts > 1
+    available = len(local_devices(os.environ)) if several else 1
+    return place_engines(config, num_hosts=num_hosts, local_devices=available)
 
 
 def _check_slices(placement: list[Replica], where: Place, *, on_tpu: bool) -> None:

@@ -1,4 +1,4 @@
-"""The engine processes of a server: starts all of them, and starts a replica again that has ended.
+"""The engine processes of a server: starts all of them, and starts an engine again that has ended.
 
 Whoever owns it calls `poll` all the time. It blocks for no longer than the start of a process takes.
 """
@@ -40,7 +40,7 @@ class Fleet:
         self._launcher = launcher
         self._fronts = tuple(fronts)
         self._environment = environment or {}
-        self._crews = [_Crew(number, replica) for number, replica in enumerate(placement)]
+        self._crews = [_Crew(number, replica, config.engine_name(number)) for number, replica in enumerate(placement)]
         try:
             for crew in self._crews:
                 self._start(crew)
@@ -80,14 +80,15 @@ class Fleet:
 
     def _start(self, crew: "_Crew") -> None:
         ranks = len(crew.replica)
+        host = crew.replica[0].host
         steps = coordinator = ""
         if ranks > 1:
-            steps, coordinator = self._launcher.addresses(crew.replica[0].host, 2)
+            steps, coordinator = self._launcher.addresses(host, 2)
         crew.started = time.monotonic()
         crew.num_starts += 1
         for rank, seat in enumerate(crew.replica):
             task = Task(
-                config=self._config,
+                config=self._config.of_worker(crew.number),
                 fronts=self._fronts,
                 replica=crew.number,
                 rank=rank,
@@ -96,6 +97,7 @@ class Fleet:
                 devices=seat.devices,
                 steps=f"tcp:{steps}" if steps else "",
                 coordinator=coordinator,
+                pages=self._launcher.pages_address(host) if self._config.topology else "",
             )
             crew.children.append(self._launcher.start(seat.host, task, self._environment))
 
@@ -109,11 +111,11 @@ class Fleet:
         if refused or len(self._crews) == 1:
             self.exit_code = code if code > 0 else ENGINE_DIED
             if self.exit_code == ENGINE_DIED:  # else it has said why
-                logger.critical("The process of %s %s.", crew.name(rank), how)
+                logger.critical("The process of %s %s.", crew.name_of(rank), how)
             return
         crew.pause = _FIRST_PAUSE_S if now - crew.started > _GOOD_LIFE_S else min(2 * crew.pause, _LONGEST_PAUSE_S)
         crew.start_at = now + crew.pause
-        logger.error("The process of %s %s; the replica is started again in %g s.", crew.name(rank), how, crew.pause)
+        logger.error("The process of %s %s; it is started again in %g s.", crew.name_of(rank), how, crew.pause)
 
     def _try_again(self, crew: "_Crew") -> None:
         try:
@@ -122,14 +124,16 @@ class Fleet:
             crew.end()
             crew.pause = min(2 * crew.pause, _LONGEST_PAUSE_S)
             crew.start_at = time.monotonic() + crew.pause
-            logger.error("Replica %d does not start (%s); once more in %g s.", crew.number, error, crew.pause)
+            name = crew.name.capitalize()
+            logger.error("%s does not start (%s); once more in %g s.", name, error, crew.pause)
 
 
 class _Crew:
-    """The processes of one replica: all of them, or none."""
+    """The processes of one engine: all of them, or none."""
 
-    def __init__(self, number: int, replica: Replica):
+    def __init__(self, number: int, replica: Replica, name: str):
         self.number = number
+        self.name = name
         self.replica = replica
         self.children: list[Child] = []
         self._leaving: list[Child] = []  # told to end, and perhaps still holding devices
@@ -138,9 +142,10 @@ class _Crew:
         self.start_at = 0.0
         self.pause = _FIRST_PAUSE_S / 2
 
-    def name(self, rank: int) -> str:
+    def name_of(self, rank: int) -> str:
+        """One of its processes."""
         host = f"host {self.replica[rank].host} of " if len(self.replica) > 1 else ""
-        return f"{host}replica {self.number}"
+        return f"{host}{self.name}"
 
     def ended(self) -> tuple[int, int] | None:
         """The rank and exit code of one that has ended; rather of one that says why than of one that was told."""

@@ -25,6 +25,12 @@ class Launcher(Protocol):
         """So many free `HOST:PORT` of a host, which the other hosts can reach."""
         ...
 
+    def pages_address(self, host: int) -> str:
+        """A free address on a host, at which an engine there can be asked for blocks by all others. With port 0 it is
+        the engine that says which one it has.
+        """
+        ...
+
     def start(self, host: int, task: Task, environment: Mapping[str, str]) -> Child:
         """Runs `hex_llm.engine_process` with the task there; the environment is added to the host's own."""
         ...

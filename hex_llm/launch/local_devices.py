@@ -44,8 +44,8 @@ class LocalDevices:
             return {"CUDA_VISIBLE_DEVICES": names}
         if len(devices) not in _TPU_BOUNDS:
             raise ConfigError(
-                f"--tensor_parallel_size={len(devices)} with --data_parallel_size: of the chips of a TPU host a replica"
-                f" can have {', '.join(map(str, _TPU_BOUNDS))}."
+                f"--tensor_parallel_size={len(devices)} (or --decode_tensor_parallel_size): of the chips of a TPU host,"
+                f" one of several engines can have {', '.join(map(str, _TPU_BOUNDS))}."
             )
         return {
             "TPU_VISIBLE_CHIPS": names,

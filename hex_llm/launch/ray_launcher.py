@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 RESOURCES: dict[Platform, str] = {"tpu": "TPU", "cuda": "GPU"}
 _PLACE_S = 120.0  # for the actors to be there: a worker of Ray's takes seconds to start, more on a busy machine
 _POLL_S = 0.1
+_HERE = "<here>:0"  # stands for the address of an actor's host, with any port that is free there
 # Settings of the one who gives the command that are those of all its processes.
 _SHARED = ("JAX_", "XLA_", "LIBTPU_", "HEX_LLM_", "NPROC", "PJRT_NPROC")
 
@@ -57,7 +59,10 @@ class HostActor:
     def run(self, task: bytes, environment: dict[str, str]) -> int:
         """Runs the process to its end; returns its exit code."""
         os.environ |= environment
-        child = start_engine(msgspec.json.decode(task, type=Task), environment)
+        decoded = msgspec.json.decode(task, type=Task)
+        here = str(Address(ray.util.get_node_ip_address(), 0))
+        decoded = msgspec.structs.replace(decoded, pages=decoded.pages.replace(_HERE, here))
+        child = start_engine(decoded, environment)
         while (code := child.poll()) is None:
             time.sleep(_POLL_S)
         return code
@@ -98,7 +103,7 @@ class RayLauncher:
         if not self._group.wait(_PLACE_S):
             remove_placement_group(self._group)
             raise ConfigError(
-                f"The Ray cluster has no room for {len(seats)} times {self._bundles[0]}: it has"
+                f"The Ray cluster has no room for {_counted(self._bundles)}: it has"
                 f" {_plain(ray.cluster_resources())}, of which {_plain(ray.available_resources())} are free."
             )
         self._environment = {name: value for name, value in os.environ.items() if name.startswith(_SHARED)}
@@ -126,6 +131,9 @@ class RayLauncher:
             raise
         return [str(Address(address, port)) for port in ports]
 
+    def pages_address(self, host: int) -> str:
+        return f"tcp:{_HERE}"
+
     def start(self, host: int, task: Task, environment: Mapping[str, str]) -> RayChild:
         bundle = self._bundle_of[task.replica, task.rank]
         actor = self._actor(bundle)
@@ -134,7 +142,7 @@ class RayLauncher:
         if self._platform != "cpu":
             task = msgspec.structs.replace(task, devices=None)  # the actor sees no others than its own
         exit_code = actor.run.remote(msgspec.json.encode(task), self._environment | dict(environment))
-        return RayChild(actor, exit_code, f"host {task.rank} of replica {task.replica}")
+        return RayChild(actor, exit_code, f"host {task.rank} of {task.config.engine_name(task.replica)}")
 
     def close(self) -> None:
         for actor in self._actors.values():
@@ -190,6 +198,11 @@ def devices_of_cluster(num_hosts: int) -> tuple[Platform, int]:
 def _bundle(seat: Seat, platform: Platform) -> dict[str, float]:
     resource = RESOURCES.get(platform)
     return {"CPU": 1.0} | ({resource: float(seat.num_devices)} if resource else {})
+
+
+def _counted(bundles: Sequence[Mapping[str, float]]) -> str:
+    """Such as `3 times CPU 1, GPU 2 and 1 times CPU 1, GPU 4`."""
+    return " and ".join(f"{number} times {kind}" for kind, number in Counter(map(_plain, bundles)).items())
 
 
 def _get(answers: list[Any]) -> Any:

@@ -75,14 +75,14 @@ class Split:
         return [Run(0, first, min(first + shard, size))] if first < size else []
 
     @cached_property
-    def _copies(self) -> int:
+    def copies(self) -> int:
         """How many devices have the same head of keys and values."""
         return self.num_devices * self.kv_heads // self.arch.num_kv_heads
 
     @cached_property
     def _group(self) -> int:
         """Heads of queries to each head of keys and values of a device."""
-        return -(-self._queries_per_kv // self._copies)
+        return -(-self._queries_per_kv // self.copies)
 
     @property
     def _queries_per_kv(self) -> int:
@@ -91,7 +91,7 @@ class Split:
     def _slots(self, device: int) -> list[tuple[int, int]]:
         """The device's heads of keys and values, and which copy of each it has."""
         slots = range(device * self.kv_heads, (device + 1) * self.kv_heads)
-        return [divmod(slot, self._copies) for slot in slots if slot // self._copies < self.arch.num_kv_heads]
+        return [divmod(slot, self.copies) for slot in slots if slot // self.copies < self.arch.num_kv_heads]
 
     def _query_runs(self, device: int, unit: int) -> list[Run]:
         runs = []

@@ -15,9 +15,9 @@ def sum_over_devices(x: Array) -> Array:
     return jax.lax.psum(x, TENSOR)
 
 
-def join_over_devices(x: Array, *, axis: int) -> Array:
-    """The devices' shares of an array, one after the other."""
-    return jax.lax.all_gather(x, TENSOR, axis=axis, tiled=True)
+def join_over_devices(x: Array, *, axis: int, groups: list[list[int]] | None = None) -> Array:
+    """The devices' shares of an array, one after the other; of the devices of each group, where there are groups."""
+    return jax.lax.all_gather(x, TENSOR, axis=axis, tiled=True, axis_index_groups=groups)
 
 
 def own_share(x: Array, *, axis: int) -> Array:

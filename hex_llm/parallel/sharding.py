@@ -18,6 +18,7 @@ RULES: dict[str, str | None] = {
 # The same for arrays that are no weights.
 WHOLE = PartitionSpec()  # every device has all of it
 PAGES = PartitionSpec(None, None, TENSOR)  # [pages, 2, kv_heads, page_size, head_dim]
+STAGED = PartitionSpec(None, None, None, TENSOR)  # [layers, blocks, 2, kv_heads, page_size, head_dim]
 VOCABULARY = PartitionSpec(None, TENSOR)  # [rows, vocab]
 
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hex_llm.errors import OutOfMemory
+from hex_llm.kernels.hopper import is_hopper
 from hex_llm.runner.lowering import Lowering
 from hex_llm.runner.programs import Program, Programs
 from hex_llm.runner.turns import turn
@@ -50,6 +51,10 @@ class Compiler:
         self._lock = threading.Lock()
         self._ready: dict[Program, Callable] = {}
         self._warm = False
+        if is_hopper():
+            # Programs with our kernels that were compiled in an earlier start call into a library that this finds.
+            # Nothing else would: what is neither traced nor compiled imports no kernel.
+            import jax.experimental.pallas.mosaic_gpu  # noqa: F401
 
     def get(self, program: Program) -> Callable:
         if program not in self._ready:

@@ -22,6 +22,12 @@ class Needs:
     state: int  # what the device remembers of the requests besides their keys and values
     temporaries: int  # of the largest step
     block: int  # one KV block, in all layers
+    staging: int = 0  # copies of blocks on their way to other engines, or from them
+
+    @property
+    def fixed(self) -> int:
+        """All but the KV cache."""
+        return self.weights + self.state + self.temporaries + self.staging
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ def plan_blocks(
     `least_blocks` is what the longest sequence needs, where that is not a block for every `block_size` of its tokens;
     `most_blocks` is what could be used at all; `num_blocks` is taken as it is.
     """
-    fixed = needs.weights + needs.state + needs.temporaries
+    fixed = needs.fixed
     room = memory.total - memory.used - fixed
     if num_blocks is not None:
         if (num_blocks + 1) * needs.block > room:
@@ -112,9 +118,10 @@ def _table(memory: Memory, needs: Needs) -> str:
         "weights": needs.weights,
         "state of the requests": needs.state,
         "temporaries of the largest step": needs.temporaries,
+        **({"copies of blocks on their way": needs.staging} if needs.staging else {}),
         "in use before": memory.used,
         "the device has": memory.total,
-        "left for the KV cache": memory.total - memory.used - needs.weights - needs.state - needs.temporaries,
+        "left for the KV cache": memory.total - memory.used - needs.fixed,
         "one KV block": needs.block,
     }
     if memory.kv_limit is not None:

@@ -9,7 +9,7 @@ from hex_llm.engine.step import Slice
 from hex_llm.runner.buckets import Bucket, Buckets, Variant
 from hex_llm.runner.layout import COLUMNS, FLOAT_COLUMNS, HAS_RULES, LONG, SAMPLES, SAMPLING_COLUMNS, Layout, Shapes
 from hex_llm.runner.packed_step import PackedStep
-from hex_llm.runner.state import needed_variant, pack_admission
+from hex_llm.runner.state import needed_variant, pack_admission, pack_seat
 
 _SLOT, _KV_LEN, _FLAGS = (COLUMNS.index(name) for name in ("slot", "kv_len", "flags"))
 _SAMPLING = slice(COLUMNS.index(SAMPLING_COLUMNS[0]), None)
@@ -35,7 +35,7 @@ class Packer:
         slots = np.fromiter((piece.request.slot for piece in step), np.int32, num_seqs)
         scored = any(wants_prompt_logprobs(piece) for piece in step)
         # Also a chunk of one token in the middle of a prompt, which is a decode in all else.
-        decode = all(piece.decodes for piece in step) and not scored
+        decode = all(piece.length == 1 for piece in step) and not scored
         bucket = self._buckets.choose(sum(piece.length for piece in step), decode=decode)
         blob, fields = self._layout(bucket).empty()
         fields["counts"][:] = sum(piece.length == 1 for piece in step), num_seqs
@@ -45,14 +45,24 @@ class Packer:
         rows[:, _FLAGS] = [SAMPLES * piece.samples for piece in step]
         rows[:, _FLAGS] |= self._flags[slots]
         rows[:, _SAMPLING] = self._sampling[slots]
-        self._write_blocks(step, fields)
+        self._write_gained(step, fields)
+        joined = [pack_seat(piece.request, self._shapes) for piece in step if piece.fresh]
+        if joined and not decode:
+            assert len(joined) <= self._shapes.max_fresh, "more requests join than a step has room for"
+            fields["fresh"][: len(joined)] = joined
         if decode:
             fields["tokens"][:num_seqs] = [_token(piece) for piece in step]
         else:
             self._write_tokens(step, fields)
-        self._check(fields)
-        variant = self._buckets.variant(Variant(self._variant[slots].max()))
-        return PackedStep(bucket, variant, blob, _targets(step, bucket) if scored else None, self._admissions(step))
+        self._check(fields, joined)
+        return PackedStep(
+            bucket,
+            self._buckets.variant(Variant(self._variant[slots].max())),
+            blob,
+            _targets(step, bucket) if scored else None,
+            self._admissions(step),
+            tuple(joined) if decode else (),
+        )
 
     def _admissions(self, step: Sequence[Slice]) -> tuple[np.ndarray, ...]:
         ruled = [piece.request for piece in step if piece.fresh and self._variant[piece.request.slot] >= Variant.RULED]
@@ -79,7 +89,7 @@ class Packer:
             self._layouts[bucket] = Layout(bucket, self._shapes)
         return self._layouts[bucket]
 
-    def _write_blocks(self, step: Sequence[Slice], fields: dict[str, np.ndarray]) -> None:
+    def _write_gained(self, step: Sequence[Slice], fields: dict[str, np.ndarray]) -> None:
         gained = [
             (piece.request.slot, index, piece.request.blocks[index])
             for piece in step
@@ -88,11 +98,6 @@ class Packer:
         ]
         if gained:
             fields["gained"][: len(gained)] = gained
-        fresh = [piece.request for piece in step if piece.fresh]
-        assert len(fresh) <= self._shapes.max_fresh, "more requests join than a step has room for"
-        for row, request in zip(fields.get("fresh", ()), fresh, strict=False):
-            row[0] = request.slot
-            row[1 : 1 + len(request.blocks)] = request.blocks
 
     def _write_tokens(self, step: Sequence[Slice], fields: dict[str, np.ndarray]) -> None:
         fields["length"][: len(step)] = [piece.length for piece in step]
@@ -103,14 +108,14 @@ class Packer:
             fields["tokens"][place:stop] = known or _token(piece)
             place = stop
 
-    def _check(self, fields: dict[str, np.ndarray]) -> None:
+    def _check(self, fields: dict[str, np.ndarray], joined: Sequence[np.ndarray]) -> None:
         """JAX clamps or drops an index out of range without a word, so that nothing else would notice one."""
         shapes = self._shapes
         for column, limit in ((_SLOT, shapes.num_slots + 1), (_KV_LEN, shapes.max_model_len + 1)):
             values = fields["rows"][:, column]
             assert 0 <= values.min() <= values.max() < limit, COLUMNS[column]
         assert -shapes.num_slots <= fields["tokens"].min() <= fields["tokens"].max() < shapes.vocab_size, "tokens"
-        pages = [fields["gained"][:, 2], *([fields["fresh"][:, 1:]] if "fresh" in fields else [])]
+        pages = [fields["gained"][:, 2], *(row[1:] for row in joined)]
         assert all(0 <= array.min() <= array.max() < shapes.num_pages for array in pages), "pages"
         assert fields["gained"][:, 1].max() < shapes.table_width, "page table index"
 

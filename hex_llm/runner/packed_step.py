@@ -14,3 +14,4 @@ class PackedStep:
     blob: np.ndarray
     targets: np.ndarray | None  # [T + 1]: the successors of prompt tokens, and how far they reach, where one is wanted
     admissions: tuple[np.ndarray, ...]  # of requests that join and need their history, as `pack_admission` makes them
+    seats: tuple[np.ndarray, ...]  # of requests that join in a step which only decodes, as `pack_seat` makes them

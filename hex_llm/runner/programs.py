@@ -4,6 +4,7 @@ A step is `Forward` and then `Choose`, with what some requests want beside. They
 differs from step to step, and with the model in it each combination would be minutes of compilation more.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,17 @@ from hex_llm.runner.choose import choose, choose_any, process, remember, score
 from hex_llm.runner.forward import Computed, forward
 from hex_llm.runner.layout import COLUMNS, Layout, Shapes
 from hex_llm.runner.logprobs import prompt_logprobs
-from hex_llm.runner.state import History, Slots, admit, empty_history, empty_slots, packed_admission_size
+from hex_llm.runner.pages import Staging, copy_in, copy_out, part_counts, staged_spec
+from hex_llm.runner.state import (
+    History,
+    Slots,
+    admit,
+    empty_history,
+    empty_slots,
+    packed_admission_size,
+    packed_seat_size,
+    seat,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +90,26 @@ class Admit:
     """Writes down what is special about a request that gets a slot."""
 
 
-type Program = Forward | Choose | Process | Remember | Score | ChooseAny | ScorePrompt | Admit
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Writes the page table of a request that joins in a step which only decodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOut:
+    """Copies that many blocks of the KV cache."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyIn:
+    """Writes such a copy to other blocks."""
+
+    count: int
+
+
+type Program = Forward | Choose | Process | Remember | Score | ChooseAny | ScorePrompt | Admit | Seat | CopyOut | CopyIn
 
 
 @dataclass(frozen=True)
@@ -91,6 +121,7 @@ class Programs:
     params: Any  # their shapes, and how they are spread
     dtype: Any  # of the keys and values
     mesh: Mesh
+    transfers: bool = False  # blocks are copied out for other engines, and in
 
     @property
     def kv(self) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -106,6 +137,14 @@ class Programs:
     @property
     def history(self) -> History:
         return jax.tree.map(self._same, jax.eval_shape(partial(empty_history, self.shapes)))
+
+    @property
+    def staging(self) -> Staging:
+        arch, shapes = self.arch, self.shapes
+        block = (arch.num_layers, 2, arch.num_kv_heads, shapes.page_size, page_width(arch.head_dim))
+        block_bytes = math.prod(block) * jnp.dtype(self.dtype).itemsize
+        counts = part_counts(block_bytes, -(-shapes.max_model_len // shapes.page_size)) if self.transfers else ()
+        return Staging(counts, block, self.dtype, NamedSharding(self.mesh, staged_spec(Split.over(arch, self.mesh))))
 
     @property
     def is_split(self) -> bool:
@@ -142,6 +181,12 @@ class Programs:
                 return partial(prompt_logprobs, arch=self.arch)
             case Admit():
                 return admit
+            case Seat():
+                return seat
+            case CopyOut():
+                return partial(copy_out, split=Split.over(self.arch, self.mesh))
+            case CopyIn():
+                return partial(copy_in, split=Split.over(self.arch, self.mesh))
 
     def _results(self, program: Program) -> Any:
         """How they are spread: prefixes of their trees."""
@@ -151,6 +196,10 @@ class Programs:
                 return PAGES, WHOLE, Computed(*computed)
             case Process():
                 return VOCABULARY
+            case CopyOut():
+                return staged_spec(Split.over(self.arch, self.mesh))
+            case CopyIn():
+                return PAGES
             case _:
                 return WHOLE
 
@@ -174,6 +223,17 @@ class Programs:
                 return (self.params, hidden, self._words(tokens + 1)), ()
             case Admit():
                 return (self.history, self._words(packed_admission_size(self.shapes))), (0,)
+            case Seat():
+                return (self.slots, self._words(packed_seat_size(self.shapes))), (0,)
+            case CopyOut(count):
+                return (self.kv, self._words(count)), ()
+            case CopyIn(count):
+                return (self.kv, self.staged(count), self._words(count)), (0,)
+
+    def staged(self, count: int) -> jax.ShapeDtypeStruct:
+        """A copy of so many blocks."""
+        spec = staged_spec(Split.over(self.arch, self.mesh))
+        return self._array(self.staging.shape(count), self.dtype, spec)
 
     def _logits(self, rows: int) -> jax.ShapeDtypeStruct:
         split = Split.over(self.arch, self.mesh)
@@ -192,8 +252,8 @@ class Programs:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
-def all_programs(buckets: Buckets) -> Iterator[Program]:
-    """Those that steps can come to need, the slowest to compile first."""
+def all_programs(buckets: Buckets, counts: Sequence[int] = ()) -> Iterator[Program]:
+    """Those that can come to be needed, the slowest to compile first. `counts`: of blocks that are copied at once."""
     for bucket in sorted(buckets, key=lambda bucket: -bucket.tokens):
         yield Forward(bucket)
     for rows in sorted({bucket.rows for bucket in buckets}, reverse=True):
@@ -202,6 +262,13 @@ def all_programs(buckets: Buckets) -> Iterator[Program]:
         if not bucket.decode:
             yield ScorePrompt(bucket.tokens)
     yield Admit()
+    yield Seat()
+    for count in counts:
+        yield from copying_programs(count)
+
+
+def copying_programs(count: int) -> list[Program]:
+    return [CopyOut(count), CopyIn(count)]
 
 
 def choosing_programs(rows: int, variants: Sequence[Variant]) -> list[Program]:
@@ -230,3 +297,9 @@ def name_of(program: Program) -> str:
             return f"score_prompt_{tokens}"
         case Admit():
             return "admit"
+        case Seat():
+            return "seat"
+        case CopyOut(count):
+            return f"copy_out_{count}"
+        case CopyIn(count):
+            return f"copy_in_{count}"

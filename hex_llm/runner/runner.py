@@ -17,8 +17,21 @@ from hex_llm.runner.forward import Computed
 from hex_llm.runner.layout import Layout
 from hex_llm.runner.pack import Packer, wants_prompt_logprobs
 from hex_llm.runner.packed_step import PackedStep
-from hex_llm.runner.programs import Admit, Choose, ChooseAny, Forward, Process, Remember, Score, ScorePrompt
-from hex_llm.runner.state import empty_history, empty_slots, packed_admission_size
+from hex_llm.runner.pages import Staging, places_to_read, places_to_write
+from hex_llm.runner.programs import (
+    Admit,
+    Choose,
+    ChooseAny,
+    CopyIn,
+    CopyOut,
+    Forward,
+    Process,
+    Remember,
+    Score,
+    ScorePrompt,
+    Seat,
+)
+from hex_llm.runner.state import empty_history, empty_slots, packed_admission_size, packed_seat_size
 
 type Announce = Callable[[PackedStep], None]
 
@@ -34,6 +47,7 @@ class DeviceRunner:
         self._compiler = compiler
         programs = compiler.programs
         self._shapes = programs.shapes
+        self.staging: Staging = programs.staging
         self._packer = Packer(programs.shapes, buckets)
         self._kv: tuple[Array, ...] = tuple(
             _made(partial(jnp.zeros, each.shape, each.dtype), each) for each in programs.kv
@@ -52,17 +66,35 @@ class DeviceRunner:
         whoever runs the same ones has the same on its devices."""
         for admission in packed.admissions:
             self._history = self._compiler.get(Admit())(self._history, admission)
+        for seat in packed.seats:
+            self._slots = self._compiler.get(Seat())(self._slots, seat)
         computed = self._forward(packed.bucket, packed.blob)
         chosen = self._choose(packed.bucket, packed.variant, computed)
         scores = None if packed.targets is None else self._score_prompt(packed.bucket, computed, packed.targets)
         return chosen, scores
 
+    @property
+    def part_blocks(self) -> int:
+        return max(self.staging.counts, default=0)
+
+    def copy_out(self, blocks: Sequence[int]) -> Array:
+        return self._copy_out(places_to_read(blocks, self.staging.count(len(blocks)), self._shapes.num_pages))
+
+    def copy_in(self, blocks: Sequence[int], pages: Any) -> None:
+        """`pages` may also lie elsewhere: on other devices of this process, or in the host's memory."""
+        count = self.staging.count(len(blocks))
+        assert pages.shape == self.staging.shape(count), "a copy of other blocks, or of another model"
+        staged = jax.device_put(pages, self.staging.sharding)
+        self._copy_in(staged, places_to_write(blocks, count, self._shapes.num_pages))
+
     def rehearse(self, buckets: Buckets) -> None:
         """Runs every program once, on nothing but padding: a device loads a program when it is first run, and no
         request shall wait for that."""
-        nobody = np.zeros(packed_admission_size(self._shapes), np.int32)
+        admission, seat = packed_admission_size(self._shapes), packed_seat_size(self._shapes)
+        nobody = np.zeros(max(admission, seat), np.int32)
         nobody[0] = self._shapes.num_slots
-        self._history = self._compiler.get(Admit())(self._history, nobody)
+        self._history = self._compiler.get(Admit())(self._history, nobody[:admission])
+        self._slots = self._compiler.get(Seat())(self._slots, nobody[:seat])
         for bucket in buckets:
             computed = self._forward(bucket, Layout(bucket, self._shapes).empty()[0])
             for variant in buckets.variants:
@@ -70,7 +102,17 @@ class DeviceRunner:
             if not bucket.decode:
                 self._score_prompt(bucket, computed, np.ones(bucket.tokens + 1, np.int32))
             del computed  # or it would still be there when the next one is made
-        jax.block_until_ready((self._slots, self._history))
+        for count in self.staging.counts:
+            staged = self._copy_out(places_to_read((), count, self._shapes.num_pages))
+            self._copy_in(staged, places_to_write((), count, self._shapes.num_pages))
+            del staged
+        jax.block_until_ready((self._kv, self._slots, self._history))
+
+    def _copy_out(self, places: np.ndarray) -> Array:
+        return self._compiler.get(CopyOut(len(places)))(self._kv, places)
+
+    def _copy_in(self, staged: Array, places: np.ndarray) -> None:
+        self._kv = self._compiler.get(CopyIn(len(places)))(self._kv, staged, places)
 
     def _forward(self, bucket: Bucket, blob: np.ndarray) -> Computed:
         forward = self._compiler.get(Forward(bucket))

@@ -100,6 +100,23 @@ def pack_admission(request: Request, shapes: Shapes) -> np.ndarray:
     return np.concatenate([head, recent, ids, bias.view(np.int32), until, prefix.ravel(), tokens])
 
 
+def pack_seat(request: Request, shapes: Shapes) -> np.ndarray:
+    """The slot that a request gets, and its whole page table."""
+    row = np.zeros(packed_seat_size(shapes), np.int32)
+    row[0] = request.slot
+    row[1 : 1 + len(request.blocks)] = request.blocks
+    return row
+
+
+def packed_seat_size(shapes: Shapes) -> int:
+    return 1 + shapes.table_width
+
+
+def seat(slots: Slots, packed: Array) -> Slots:
+    """Writes the page table of a request that joins in a step which only decodes, and so has no room for it."""
+    return Slots(last_token=slots.last_token, page_table=slots.page_table.at[packed[0]].set(packed[1:]))
+
+
 # The sizes of what `pack_admission` joins, but for the tokens, which come last.
 _SIZES = (3, MAX_RULE_PREFIX, MAX_RULES, MAX_RULES, MAX_RULES, MAX_RULES * MAX_RULE_PREFIX)
 

@@ -32,6 +32,7 @@ class Step(msgspec.Struct, tag=True, array_like=True, frozen=True):
     blob: bytes
     targets: bytes | None
     admissions: tuple[bytes, ...]
+    seats: tuple[bytes, ...]
 
     @classmethod
     def of(cls, packed: PackedStep) -> Self:
@@ -41,6 +42,7 @@ class Step(msgspec.Struct, tag=True, array_like=True, frozen=True):
             packed.blob.tobytes(),
             None if packed.targets is None else packed.targets.tobytes(),
             tuple(each.tobytes() for each in packed.admissions),
+            tuple(each.tobytes() for each in packed.seats),
         )
 
     def packed(self) -> PackedStep:
@@ -50,6 +52,7 @@ class Step(msgspec.Struct, tag=True, array_like=True, frozen=True):
             _array(self.blob),
             None if self.targets is None else _array(self.targets),
             tuple(map(_array, self.admissions)),
+            tuple(map(_array, self.seats)),
         )
 
 

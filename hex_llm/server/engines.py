@@ -78,7 +78,7 @@ class Engines:
         except (OSError, Broken) as error:
             logger.warning("Somebody who connected as an engine is turned away: %s", error)
             return
-        if not 0 <= hello.replica < self._config.data_parallel_size:
+        if not 0 <= hello.replica < self._config.num_engines:
             logger.warning("An engine that calls itself replica %d is turned away.", hello.replica)
             channel.socket.close()
             return
@@ -90,7 +90,7 @@ class Engines:
 
     async def watch(self) -> None:
         """Ends engines that have not given a sign of life for too long. Runs until it is cancelled."""
-        overdue = dict.fromkeys(range(self._config.data_parallel_size), 0)
+        overdue = dict.fromkeys(range(self._config.num_engines), 0)
         while True:
             await asyncio.sleep(_LOOK_S)
             for replica, member in list(self._members.items()):
@@ -100,8 +100,8 @@ class Engines:
                 overdue[replica] = overdue[replica] + 1 if silent > limit and not member.client.lost else 0
                 if overdue[replica] == 2:
                     logger.critical(
-                        "Replica %d has given no sign of life for %.0f s; the limit is %.0f s. It is ended.",
-                        replica, silent, limit,
+                        "%s has given no sign of life for %.0f s; the limit is %.0f s. It is ended.",
+                        self._config.engine_name(replica).capitalize(), silent, limit,
                     )  # fmt: skip
                     await self._end(replica, member)
 

@@ -67,7 +67,8 @@ class _Front:
         self._config = config
         self._fleet = fleet
         self._started = time.monotonic()
-        self._router = Router(config.data_parallel_size, queue_timeout=config.queue_timeout_s)
+        num_prefill = config.topology.prefill if config.topology else 0
+        self._router = Router(config.num_engines, num_prefill=num_prefill, queue_timeout=config.queue_timeout_s)
         self._engines = Engines(config, self._router, door, key, fleet)
         self._server = Server(config, self._router, keys, index=index)
         self._http = HttpServer(make_app(self._server), config)
@@ -191,7 +192,7 @@ class _Front:
         server.phase = Phase.DEAD
         if self._router.exit_code is not None:  # it could not start, and has said why
             return self._router.exit_code
-        hung = len(self._engines.hung) == self._config.data_parallel_size
+        hung = len(self._engines.hung) == self._config.num_engines
         reason = "hung" if hung else "died"
         server.metrics.engine_deaths.labels(reason).inc()
         logger.critical("The engine's %s %s; the server ends.", self._engines.describe(), reason)

@@ -18,6 +18,9 @@ async def ping(server: Server, exchange: Exchange) -> None:
     ready = server.phase == Phase.READY
     if ready and len(server.engine.replicas) > 1:
         body |= {"replicas": len(server.engine.replicas), "replicas_up": server.engine.num_up}
+        for role in filter(None, dict.fromkeys(server.roles)):
+            up = [each.is_up for each in server.engine.replicas if server.roles[each.index] == role]
+            body |= {role: len(up), f"{role}_up": sum(up)}
     await exchange.reply(200 if ready else 503, orjson.dumps(body), headers=() if ready else (("Retry-After", "1"),))
 
 

@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from hex_llm.engine.output import Output
+from hex_llm.engine.output import Output, Stats
 from hex_llm.engine.router import Router
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -27,12 +27,15 @@ _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384,
 
 
 class Metrics:
-    """Every metric once. `model` is a label on those that vLLM labels with it."""
+    """Every metric once. `model` is a label on those that vLLM labels with it; `roles` are what each engine is for,
+    where they are of two kinds.
+    """
 
-    def __init__(self, model: str):
+    def __init__(self, model: str, roles: Sequence[str] = ()):
         disable_created_metrics()
         self._registry = CollectorRegistry()
         self.model = model
+        self._roles = roles if any(roles) else ()
         self.num_prompt_tokens = self.num_generated_tokens = 0  # as the counters below, for the log
         self.received = self._counter("requests_received", "Requests that came in.", ("route",))
         self.requests = self._counter(
@@ -108,7 +111,7 @@ class Metrics:
         else:
             registry = self._registry
         now = CollectorRegistry()
-        now.register(_Now(engine, gauges, self.model))
+        now.register(_Now(engine, gauges, self.model, self._roles))
         return generate_latest(registry) + generate_latest(now)
 
     def _counter(self, name: str, help: str, names: tuple[str, ...] = ()) -> Counter:
@@ -150,10 +153,17 @@ class _Tally:
 class _Now(Collector):
     """What is true at this moment."""
 
-    def __init__(self, engine: Router, gauges: Callable[[], Mapping[str, tuple[str, float]]], model: str):
+    def __init__(
+        self,
+        engine: Router,
+        gauges: Callable[[], Mapping[str, tuple[str, float]]],
+        model: str,
+        roles: Sequence[str],
+    ):
         self._engine = engine
         self._gauges = gauges
         self._model = model
+        self._roles = roles
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         for name, (help, value) in self._gauges().items():
@@ -185,28 +195,60 @@ class _Now(Collector):
         yield restarts
         yield up
         yield outstanding
-        stats = self._engine.stats
-        if stats is None:
-            return
-        free = stats.blocks - stats.blocks_used - stats.blocks_cached
+        if self._roles:
+            yield self._kinds()
+        if (stats := self._engine.stats) is not None:
+            yield self._blocks(stats)
+            yield from self._of_model(GaugeMetricFamily, self._states(stats))
+            yield from self._of_model(CounterMetricFamily, self._counts(stats))
+
+    def _kinds(self) -> GaugeMetricFamily:
+        roles = GaugeMetricFamily(f"{PREFIX}replica_role", "1 with what a replica is for.", labels=("replica", "role"))
+        for index, role in enumerate(self._roles):
+            roles.add_metric((str(index), role), 1)
+        return roles
+
+    def _blocks(self, stats: Stats) -> GaugeMetricFamily:
+        """Each block in one state. Held are those that a request has left behind for another engine to fetch."""
+        counts = {
+            "free": stats.blocks - stats.blocks_used - stats.blocks_cached,
+            "used": stats.blocks_used - stats.blocks_held,
+            "cached": stats.blocks_cached,
+        }
+        if self._roles:
+            counts["held"] = stats.blocks_held
         blocks = GaugeMetricFamily(f"{PREFIX}kv_blocks", "Blocks of the KV cache.", labels=("state",))
-        for state, count in (("free", free), ("used", stats.blocks_used), ("cached", stats.blocks_cached)):
+        for state, count in counts.items():
             blocks.add_metric((state,), count)
-        yield blocks
-        for name, help, value in (
-            ("num_requests_running", "Sequences that run.", stats.running),
-            ("num_requests_waiting", "Sequences that wait.", stats.waiting),
-            ("kv_cache_usage_perc", "Share of the KV cache in use, 1 is all.", stats.blocks_used / stats.blocks),
-        ):
-            family = GaugeMetricFamily(f"{PREFIX}{name}", help, labels=("model_name",))
+        return blocks
+
+    def _states(self, stats: Stats) -> Iterator[tuple[str, str, float]]:
+        yield "num_requests_running", "Sequences that run.", stats.running
+        yield "num_requests_waiting", "Sequences that wait.", stats.waiting
+        yield "kv_cache_usage_perc", "Share of the KV cache in use, 1 is all.", stats.blocks_used / stats.blocks
+        if self._roles:
+            yield "num_requests_waiting_for_kv", "Sequences that wait for blocks of another engine.", stats.coming
+
+    def _counts(self, stats: Stats) -> Iterator[tuple[str, str, float]]:
+        yield "num_preemptions", "Times that a sequence gave way for want of memory.", stats.total_preemptions
+        yield "prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.total_prefix_queries
+        yield "prefix_cache_hits", "Tokens found there.", stats.total_prefix_hits
+        yield "engine_steps", "Steps of the engine.", stats.total_steps
+        if self._roles:
+            yield "kv_transfers", "Sequences whose blocks went to another engine.", stats.total_received
+            yield "kv_transfer_bytes", "Bytes of their blocks.", stats.total_received_bytes
+            yield "kv_transfer_seconds", "That it took to carry blocks, part by part.", stats.total_transfer_seconds
+            yield (
+                "kv_transfer_exposed_seconds",
+                "Of these, the seconds after the first token was there.",
+                stats.total_exposed_seconds,
+            )
+            yield "kv_transfer_failures", "Sequences whose blocks could not be had.", stats.total_transfers_lost
+
+    def _of_model[Family: (GaugeMetricFamily, CounterMetricFamily)](
+        self, kind: type[Family], values: Iterator[tuple[str, str, float]]
+    ) -> Iterator[Family]:
+        for name, help, value in values:
+            family = kind(f"{PREFIX}{name}", help, labels=("model_name",))
             family.add_metric((self._model,), value)
             yield family
-        for name, help, value in (
-            ("num_preemptions", "Times that a sequence gave way for want of memory.", stats.total_preemptions),
-            ("prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.total_prefix_queries),
-            ("prefix_cache_hits", "Tokens found there.", stats.total_prefix_hits),
-            ("engine_steps", "Steps of the engine.", stats.total_steps),
-        ):
-            counter = CounterMetricFamily(f"{PREFIX}{name}", help, labels=("model_name",))
-            counter.add_metric((self._model,), value)
-            yield counter

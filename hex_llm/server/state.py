@@ -26,7 +26,8 @@ class Phase(enum.StrEnum):
 class Server:
     """One HTTP process. `tokenizer`, `text` and `limits` are there from the moment it is ready.
 
-    `open` are the requests that have no answer yet, or not all of it.
+    `open` are the requests that have no answer yet, or not all of it; `roles` what each engine is for, empty where all
+    do all.
     """
 
     tokenizer: Tokenizer
@@ -38,13 +39,14 @@ class Server:
         self.engine = engine
         self.keys = keys
         self.names = _names(config)
-        self.metrics = Metrics(self.names[0])
+        self.roles = tuple(config.role(index) for index in range(config.num_engines))
+        self.metrics = Metrics(self.names[0], self.roles)
         engine.on_step = self.metrics.count_step
         engine.on_send = self.metrics.count_sent
         self.phase = Phase.STARTING
         self.started = time.time()
         shares = config.api_server_count
-        sequences = config.data_parallel_size * config.max_decode_seqs + config.max_queued_requests
+        sequences = config.num_engines * config.max_decode_seqs + config.max_queued_requests
         self.admission = Admission(-(-sequences // shares), -(-config.max_queued_tokens // shares))
         self._index = index
         self._ids = itertools.count()

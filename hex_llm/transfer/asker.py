@@ -11,12 +11,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import jax
+
 from hex_llm.engine.handover import PARTS_IN_FLIGHT, Part
 from hex_llm.frames import Broken
+from hex_llm.transfer.copying import to_host
 from hex_llm.transfer.line import Line
 from hex_llm.transfer.offers import Offers
 from hex_llm.transfer.slots import Slots
-from hex_llm.transfer.staging import Staging, num_bytes, to_host
+from hex_llm.transfer.staging import Staging, num_bytes
 from hex_llm.transfer.words import Beat, Carried, Word
 
 logger = logging.getLogger(__name__)
@@ -138,6 +141,8 @@ class Asker:
             self._in_hand += 1
         first, count, ticket = part.first + skip, part.count - skip, 0
         try:
+            jax.block_until_ready(part.pages)  # the step that fills them comes first, which is none of our time
+            started = time.monotonic()
             if isinstance(self._carrier, Slots):
                 data = self._carrier[slot][: num_bytes(self._staging, count)]
                 to_host(part.pages, skip, count, data)
@@ -153,7 +158,7 @@ class Asker:
                 tickets = [*self._offered.values()] if self._left else []
             self._withdraw(tickets)
             self._released()
-        self._line.send(Carried(number, first, count, slot, ticket))
+        self._line.send(Carried(number, first, count, slot, ticket, time.monotonic() - started))
         if self._streams:
             self._line.send_bytes(data)
         with self._lock:

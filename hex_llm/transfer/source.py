@@ -14,11 +14,12 @@ import jax
 from hex_llm import channel
 from hex_llm.engine.handover import PARTS_IN_FLIGHT
 from hex_llm.frames import Broken
+from hex_llm.transfer.copying import to_device
 from hex_llm.transfer.line import Line
 from hex_llm.transfer.offers import TransferServer, pull, take_here
 from hex_llm.transfer.paths import Asked, Path, Unfit, choose
 from hex_llm.transfer.slots import SHARED, Slots, memory_file
-from hex_llm.transfer.staging import Staging, num_bytes, to_device
+from hex_llm.transfer.staging import Staging, num_bytes
 from hex_llm.transfer.words import Beat, Begin, Carried, Finished, Freed, FromSource, Hello, Refused, Word
 
 _CONNECT_S = 10.0
@@ -38,7 +39,9 @@ class Fetches(Protocol):
 
     def wants(self, number: int) -> bool: ...
 
-    def came(self, number: int, count: int, pages: jax.Array) -> None: ...
+    def came(self, number: int, count: int, pages: jax.Array, seconds: float) -> None:
+        """It took so long to carry it, without what it waited for."""
+        ...
 
     def finished(self, number: int, token: int, end: int) -> None: ...
 
@@ -161,11 +164,13 @@ class Source:
     def _take(self, word: Carried, line: Line, get: Callable[[Carried], jax.Array], stream: Slots | None) -> None:
         if not (0 < word.count <= max(self._staging.counts) and 0 <= word.slot < PARTS_IN_FLIGHT):
             raise Broken(f"A part of {word.count} blocks in slot {word.slot} cannot be.")
+        started = time.monotonic()
         if stream is not None:
             line.receive_bytes(stream[word.slot][: num_bytes(self._staging, word.count)])
         self._lent.add(word.slot)
         if self._fetches.expects(word.number, word.first):
-            self._fetches.came(word.number, word.count, get(word))
+            pages = get(word)
+            self._fetches.came(word.number, word.count, pages, word.seconds + time.monotonic() - started)
         else:
             self._words.put(Freed(word.slot))
 

@@ -1,8 +1,6 @@
-"""Parts between a device and the host's memory, where a part is its blocks one after another in each layer."""
+"""What parts of a request look like on devices."""
 
 import math
-import weakref
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -42,39 +40,3 @@ def layout_of(staging: Staging) -> Layout:
 def num_bytes(staging: Staging, count: int) -> int:
     """Of so many blocks, without what fills up a part."""
     return math.prod(staging.block) * count * np.dtype(staging.dtype).itemsize
-
-
-def to_host(pages: jax.Array, first: int, count: int, into: memoryview) -> None:
-    """Writes `count` blocks from the `first` on, when they are there."""
-    # As whole numbers: numpy copies types that it does not know, such as bfloat16, one by one.
-    plain = np.dtype(f"u{pages.dtype.itemsize}")
-    layers, _, *page = pages.shape
-    blocks = np.frombuffer(into, plain).reshape(layers, count, *page)
-    shards = [shard for shard in pages.addressable_shards if shard.replica_id == 0]
-    for shard in shards:
-        shard.data.copy_to_host_async()
-    for shard in shards:
-        blocks[shard.index] = np.asarray(shard.data).view(plain)[:, first : first + count]
-
-
-def to_device(memory: memoryview, count: int, staging: Staging, released: Callable[[], object]) -> jax.Array:
-    """A part on the device. `released` is called, from any thread, when nobody reads the memory any more."""
-    layers, *page = staging.block
-    plain = np.dtype(f"u{np.dtype(staging.dtype).itemsize}")
-    # Whatever JAX makes of it refers to this very array, since views of views refer to what they are views of.
-    root = np.frombuffer(memory, plain)
-    blocks = root.reshape(layers, count, *page)
-    padded = staging.count(count)
-    if padded > count:
-        filled = np.zeros(staging.shape(padded), plain)
-        filled[:, :count] = blocks
-        blocks = filled
-    pages = jax.device_put(blocks.view(staging.dtype), staging.sharding)
-    if padded == count and next(iter(staging.sharding.device_set)).platform == "cpu":
-        # A CPU's array may be the very memory that it was made from. JAX drops that when it is next called, or when
-        # garbage is collected.
-        weakref.finalize(root, released).atexit = False
-    else:
-        jax.block_until_ready(pages)
-        released()
-    return pages

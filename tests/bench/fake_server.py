@@ -12,7 +12,8 @@ NO_FAULT = ""
 class FakeServer:
     """Answers every prompt with max_tokens tokens `t0 t1 ...`, one per chunk, in a thread of its own.
 
-    `fault` names what goes wrong with the request of a number; NO_FAULT is nothing.
+    `fault` names what goes wrong with the request of a number; NO_FAULT is nothing. `metrics` makes the text of
+    /metrics from the number of requests that came before; None is a server that has none.
     """
 
     def __init__(
@@ -23,7 +24,9 @@ class FakeServer:
         usage: bool = True,
         models: tuple[str, ...] = ("fake",),
         fault: Callable[[int], str] = lambda number: NO_FAULT,
+        metrics: Callable[[int], str] | None = None,
     ):
+        self.metrics = metrics
         self.prefill_s, self.gap_s, self.usage, self.models, self.fault = prefill_s, gap_s, usage, models, fault
         self.bodies: list[dict[str, Any]] = []
         self.heads: list[str] = []
@@ -78,6 +81,11 @@ class FakeServer:
     async def _answer(self, path: str, body: Any, writer: asyncio.StreamWriter) -> None:
         if path == "/v1/models":
             _whole(writer, {"object": "list", "data": [{"id": name} for name in self.models]})
+            return
+        if path == "/metrics":
+            text = (self.metrics(len(self.bodies)) if self.metrics else "not here").encode()
+            status = "200 OK" if self.metrics else "404 Not Found"
+            writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(text)}\r\n\r\n".encode() + text)
             return
         fault = self.fault(len(self.bodies))
         self.bodies.append(body)

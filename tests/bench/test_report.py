@@ -5,6 +5,7 @@ import dataclasses
 from hex_llm.bench.load import Outcome
 from hex_llm.bench.metrics import Counted, Latency, Summary
 from hex_llm.bench.report import details, report, result
+from hex_llm.bench.server_counts import ServerCounts
 
 # As vLLM printed it for Llama-3.3-70B on a v6e-8 with 64 requests at once.
 VLLM = """\
@@ -109,4 +110,65 @@ def test_details_keep_the_order_of_the_requests():
         "itls": [[], [0.5]],
         "generated_texts": ["", "ab"],
         "errors": ["broke", ""],
+    }
+
+
+# 40 requests, of 256 MiB and 125.52 ms each.
+SERVED = ServerCounts(
+    transfers=40.0,
+    transfer_bytes=40.0 * 2**28,
+    transfer_s=40 * 0.12552,
+    exposed_s=0.2,
+    failed_transfers=1.0,
+    late_compiles=0.0,
+)
+
+
+def lines_of(served: ServerCounts | None, **changes) -> list[str]:
+    summary = dataclasses.replace(SUMMARY, **changes)
+    return report(summary, max_concurrency=None, request_rate=float("inf"), latencies=(), served=served).splitlines()
+
+
+def test_what_the_server_has_transferred_is_told_with_its_rate_and_what_it_is_of_the_first_tokens_time():
+    assert lines_of(SERVED)[-9:] == [
+        "----------------KV Cache Transfer-----------------",
+        "KV transfers:                            40",
+        "Failed KV transfers:                     1",
+        "Total KV bytes:                          10737418240",
+        "KV transfer rate (MB/s):                 2138.59",
+        "Mean KV transfer (ms):                   125.52",
+        "Mean KV transfer, of mean TTFT (%):      50.00",
+        "Mean KV transfer, not hidden (ms):       5.00",
+        "=" * 50,
+    ]
+    assert len(lines_of(SERVED)) == len(lines_of(None)) + 8
+
+
+def test_without_times_to_the_first_token_nothing_is_said_of_them():
+    lines = lines_of(SERVED, latencies={})
+    assert not any("TTFT" in line for line in lines)
+    assert "Mean KV transfer (ms):                   125.52" in lines
+
+
+def test_a_server_that_transferred_nothing_adds_nothing_to_the_report():
+    nothing = ServerCounts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    assert lines_of(nothing) == lines_of(None)
+
+
+def test_steps_that_were_compiled_while_serving_are_told():
+    lines = lines_of(dataclasses.replace(SERVED, late_compiles=3.0))
+    assert "XLA compiles while serving:              3" in lines
+
+
+def test_what_the_server_counted_is_in_the_figures():
+    figures = result(SUMMARY, (), SERVED)
+    assert {name: value for name, value in figures.items() if name not in result(SUMMARY, ())} == {
+        "kv_transfers": 40,
+        "failed_kv_transfers": 1,
+        "total_kv_bytes": 40 * 2**28,
+        "kv_transfer_bytes_per_s": SERVED.transfer_bytes / SERVED.transfer_s,
+        "mean_kv_transfer_ms": SERVED.mean_transfer_ms,
+        "mean_kv_transfer_share_of_ttft": SERVED.mean_transfer_ms / 251.04,
+        "mean_kv_transfer_not_hidden_ms": 5.0,
+        "xla_compiles_while_serving": 0,
     }

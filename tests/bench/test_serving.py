@@ -90,7 +90,7 @@ def test_an_api_key_and_headers_are_sent(monkeypatch, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     with FakeServer() as server:
         bench(server, "--num-prompts 1 --random-input-len 4 --random-output-len 2 --header X-Team=red")
-        assert len(server.heads) == 3  # for the models, a warm-up, and one
+        assert len(server.heads) == 4  # for the models, a warm-up, the metrics, and one
         assert all("Authorization: Bearer sk-secret\r\nX-Team: red\r\n" in head for head in server.heads)
 
 

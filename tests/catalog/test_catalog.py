@@ -48,7 +48,7 @@ def test_recommended_settings_are_legal_and_have_room_for_the_weights(entry):
         assert each.flags.get("max_model_len", 1) <= entry.context
         kind, _, devices = each.machine.rpartition("-")
         in_all = int(devices[:-1]) * each.flags.get("num_hosts", 1)
-        used = each.flags["tensor_parallel_size"] * sum(map(int, each.flags.get("disagg_topo", "1").split(",")))
+        used = each.flags["tensor_parallel_size"] * Config(**each.flags).num_engines
         assert used == in_all, "no chip is left without work"
         assert 2 * entry.parameters < each.flags["tensor_parallel_size"] * GIB[kind] * 2**30
 

@@ -10,20 +10,35 @@ import msgspec
 
 from hex_llm.engine.client import EngineClient
 from hex_llm.engine.engine import Engine
+from hex_llm.engine.handover import Lost
 from hex_llm.engine.output import Output
 from hex_llm.engine.request import FinishReason, Request
 from hex_llm.engine.router import Router
-from hex_llm.engine.wire import Abort, Add, Alive, Failed, Found, FromEngine, Ready, Refused, Stepped, ToEngine
+from hex_llm.engine.wire import (
+    BLOCKS_LOST,
+    Abort,
+    Add,
+    Alive,
+    Failed,
+    Found,
+    FromEngine,
+    Ready,
+    Refused,
+    Stepped,
+    ToEngine,
+)
 from hex_llm.errors import HexError, RequestError
 from hex_llm.frames import Decoder, encode
+from tests.engine.fake_porter import FakePorter
 from tests.engine.fakes import make_engine, make_request
 
 
 class FakeReplica:
     """Both ends of a connection: the client's protocol, and the host of an engine."""
 
-    def __init__(self, engine: Engine | None = None, **changes):
-        self.engine = engine or make_engine(**changes)[0]
+    def __init__(self, engine: Engine | None = None, *, porter: FakePorter | None = None, **changes):
+        self.engine = engine or make_engine(porter=porter, **changes)[0]
+        self.porter = porter
         self.client = EngineClient()
         self.client._protocol = self  # type: ignore[assignment]
         self.inbox: list[ToEngine] = []
@@ -42,6 +57,8 @@ class FakeReplica:
         self.die()
 
     def die(self) -> None:
+        if self.porter is not None and not self.dead:
+            self.porter.die()
         self.dead = True
         self.client._lose()
 
@@ -52,7 +69,7 @@ class FakeReplica:
 
     def get_ready(self) -> None:
         self.say(Found(self.engine.limits.max_model_len, self.engine.limits.vocab_size))
-        self.say(Ready(self.engine.limits, "float32", "a device"))
+        self.say(Ready(self.engine.limits, "float32", "a device", self.porter.address if self.porter else ""))
 
     def fail(self, exit_code: int) -> None:
         self.say(Failed(exit_code))
@@ -77,8 +94,25 @@ class FakeReplica:
                         self.engine.abort(request_id, reason)
                         self.waiting.pop(request_id, None)
 
+    def hear(self) -> None:
+        """Takes in what its porter says."""
+        while self.porter is not None and self.porter.said:
+            message = self.porter.hear()
+            self.engine.hear(message)
+            if isinstance(message, Lost):
+                self.say(Refused(message.request_id, message.reason, None, BLOCKS_LOST, expired=False))
+
+    @property
+    def is_busy(self) -> bool:
+        if self.dead:
+            return False
+        return bool(self.inbox or self.engine.has_work or (self.porter is not None and self.porter.said))
+
     def step(self) -> None:
+        if self.dead:
+            return
         self.listen()
+        self.hear()
         if self.engine.has_work:
             outputs = self.engine.step()
             begun = self.engine.take_begun()
@@ -147,9 +181,9 @@ class Sink:
         return self.outputs[-1].finish_reason if self.outputs else None
 
 
-def connected(router: Router, **changes) -> list[FakeReplica]:
+def connected(router: Router, make: Callable[[], FakeReplica] | None = None, **changes) -> list[FakeReplica]:
     """A replica for each that the router wants, all of them ready."""
-    replicas = [FakeReplica(**changes) for _ in router.replicas]
+    replicas = [make() if make else FakeReplica(**changes) for _ in router.replicas]
     for index, replica in enumerate(replicas):
         router.join(index, replica.client)
         replica.get_ready()
@@ -184,7 +218,8 @@ def replica_of(replicas: list[FakeReplica], sink: Sink) -> int:
     """Where a request was sent last."""
     for replica in replicas:
         replica.listen()
-    (index,) = [i for i, each in enumerate(replicas) if each.engine._scheduler.find(sink.request.id)]
+    sent_id = sink.router._entries[sink.request.id].sent_id
+    (index,) = [i for i, each in enumerate(replicas) if each.engine._scheduler.find(sent_id)]
     return index
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from hex_llm.engine.admission import new_request
 from hex_llm.engine.engine import Engine
+from hex_llm.engine.handover import Porter
 from hex_llm.engine.limits import Limits
 from hex_llm.engine.output import Output
 from hex_llm.engine.request import Request, SamplingParams, TokenLogprobs
@@ -135,6 +136,7 @@ class FakeRunner:
         self.cache = np.full((limits.num_blocks, limits.block_size), -1, np.int64)
         self.page_table = np.zeros((limits.max_running, pages), np.int64)
         self.last_token = np.full(limits.max_running, -1)
+        self.received: set[int] = set()  # blocks that were ever copied in
         # What the host has told the device of each slot: whose it is, and how many blocks.
         self.told: dict[int, tuple[str, int]] = {}
 
@@ -174,6 +176,28 @@ class FakeRunner:
             pending.result = self.execute(rows)
         return pending
 
+    part_blocks = 2
+
+    def copy_out(self, blocks: Sequence[int]) -> np.ndarray:
+        assert 0 < len(blocks) <= self.part_blocks
+        assert all(0 < block < self.limits.num_blocks for block in blocks)
+        self._catch_up()
+        return self.cache[list(blocks)]
+
+    def copy_in(self, blocks: Sequence[int], pages: np.ndarray) -> None:
+        assert len(blocks) == len(pages)
+        assert all(0 < block < self.limits.num_blocks for block in blocks)
+        touched = set().union(*(pending.touched for pending in self.unread))
+        assert not touched & set(blocks), "a step under way looks at blocks that are written to"
+        self._catch_up()
+        self.cache[list(blocks)] = pages
+        self.received |= set(blocks)
+
+    def _catch_up(self) -> None:
+        """The device does things in their order."""
+        for pending in self.unread:
+            pending.result = pending.result or self.execute(pending.rows)
+
     def check(self, step: Sequence[Slice]) -> None:
         """Asserts what a real runner relies upon."""
         limits, size = self.limits, self.limits.block_size
@@ -199,7 +223,8 @@ class FakeRunner:
             told = (None, 0) if piece.fresh else self.told[request.slot]
             assert told == (None if piece.fresh else request.id, piece.num_old_blocks)
             if piece.fresh:
-                assert piece.start % size == 0, "only whole blocks are shared"
+                came = request.blocks[piece.start // size - (piece.start % size == 0)] in self.received
+                assert piece.start % size == 0 or came, "only whole blocks are shared"
                 found, rest = request.blocks[: piece.start // size], request.blocks[piece.start // size :]
                 assert not written.intersection(found), "a block was found before the step that fills it was read"
             else:
@@ -256,10 +281,12 @@ def make_limits(**changes) -> Limits:
     return Limits(**(defaults | changes))
 
 
-def make_engine(*, max_in_flight: int = 1, lazy: bool = True, **changes) -> tuple[Engine, FakeRunner]:
+def make_engine(
+    *, max_in_flight: int = 1, lazy: bool = True, porter: Porter | None = None, **changes
+) -> tuple[Engine, FakeRunner]:
     limits = make_limits(**changes)
     runner = FakeRunner(limits, lazy=lazy)
-    return Engine(runner, limits, max_in_flight=max_in_flight), runner
+    return Engine(runner, limits, max_in_flight=max_in_flight, porter=porter), runner
 
 
 _ids = iter(range(10**9))

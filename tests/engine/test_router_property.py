@@ -1,12 +1,15 @@
 """Whatever happens to replicas and requests, no request is lost, none ends twice, and none is answered otherwise."""
 
 import random
+from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hex_llm.engine.router import MAX_REPLAYS, Router
 from hex_llm.errors import EngineDead, Unavailable
+from tests.engine.fake_porter import FakePorter
 from tests.engine.fake_replicas import FakeReplica, Sink, add, check_empty, connected, routed
 from tests.engine.fakes import VOCAB, alone, logprobs_alone
 
@@ -23,17 +26,53 @@ ACTS = st.one_of(
 )
 
 
+CHANGES = [
+    {},
+    {"max_running": 1},
+    {"prefix_caching": False},
+    {"num_blocks": 17},
+    {"rope_switch": 12},
+    {"step_tokens": 8},
+    {"reach": 6, "step_tokens": 8},
+]
+
+
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(
-    st.lists(ACTS, max_size=80),
-    st.sampled_from([1, 2, 3]),
-    st.sampled_from([{}, {"max_running": 1}, {"prefix_caching": False}, {"num_blocks": 17}, {"rope_switch": 12}]),
-)
+@given(st.lists(ACTS, max_size=80), st.sampled_from([1, 2, 3]), st.sampled_from(CHANGES))
 def test_whatever_happens_every_request_ends_once_with_the_tokens_of_an_undisturbed_run(acts, num_replicas, changes):
-    @routed(num_replicas)
+    _run(acts, num_replicas, 0, changes)
+
+
+@pytest.mark.parametrize("topology", [(2, 1), (3, 1), (3, 2), (4, 3)], ids=str)
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
+def test_so_it_does_where_prompts_and_answers_are_computed_by_several_engines(topology, changes):
+    heard: Counter[str] = Counter()
+    for seed in range(15):
+        rng = random.Random(f"{seed} {topology} {changes}")
+        names = rng.choices(
+            ["add", "step", "abort", "die", "join", "ready", "expire", "drop"], [20, 100, 2, 2, 3, 3, 0.2, 0.2], k=150
+        )
+        heard += _run([(name, rng.getrandbits(32)) for name in names], *topology, changes)
+    assert min(heard[name] for name in ("Wanted", "Came", "Complete", "Taken", "Lost", "Left")) > 0, heard
+
+
+def _run(acts, num_replicas, num_prefill, changes) -> "Counter[str]":
+    """Says how often replicas heard what from their porters."""
+    heard: Counter[str] = Counter()
+
+    @routed(num_replicas, num_prefill=num_prefill)
     async def run(router: Router) -> None:
         model = FakeReplica(**changes).engine._runner.model  # type: ignore[attr-defined]
-        replicas = connected(router, **changes)
+        port: dict[str, FakePorter] = {}
+        porters: list[FakePorter] = []
+
+        def new_replica() -> FakeReplica:
+            if not num_prefill:
+                return FakeReplica(**changes)
+            porters.append(FakePorter(port, str(len(porters))))
+            return FakeReplica(porter=porters[-1], **changes)
+
+        replicas = connected(router, new_replica)
         sinks: list[Sink] = []
         aborted: set[int] = set()
         for act, number in acts:
@@ -55,7 +94,8 @@ def test_whatever_happens_every_request_ends_once_with_the_tokens_of_an_undistur
                 case "drop":
                     router.drop(place)
                 case "join" if replicas[place].dead or number % 5 == 0:
-                    replicas[place] = FakeReplica(**changes)
+                    replicas[place].die()
+                    replicas[place] = new_replica()
                     router.join(place, replicas[place].client)
                 case "ready":
                     replicas[place].get_ready()
@@ -64,19 +104,25 @@ def test_whatever_happens_every_request_ends_once_with_the_tokens_of_an_undistur
         if not router.lost.is_set():
             for place in range(num_replicas):
                 if replicas[place].dead or replicas[place].client.lost:
-                    replicas[place] = FakeReplica(**changes)
+                    replicas[place].die()
+                    replicas[place] = new_replica()
                     router.join(place, replicas[place].client)
                 replicas[place].get_ready()
-            while any(replica.inbox or replica.engine.has_work for replica in replicas):
+            while any(replica.is_busy for replica in replicas):
                 for replica in replicas:
                     replica.step()
             for replica in replicas:
                 replica.engine.check()
+                assert replica.engine.is_idle
+                if replica.porter:
+                    replica.porter.check_empty()
         check_empty(router)
         for index, sink in enumerate(sinks):
             _check_ended(sink, aborted=index in aborted, model=model)
+        heard.update(name for porter in porters for name in porter.heard)
 
     run()
+    return heard
 
 
 def _random_request(router: Router, rng: random.Random, sinks: list[Sink]) -> Sink:

@@ -134,6 +134,22 @@ def test_ports_are_those_that_no_process_has(cluster):
     assert ports() == [port + 1, port + 2]
 
 
+def test_each_engine_that_hands_blocks_over_has_a_port_of_its_own_on_its_host(cluster):
+    agents, port = cluster.gather(), cluster.address.port
+
+    def start(host: int):
+        return agents.start(host, cluster.task(pages=agents.pages_address(host)), {})
+
+    here, there = start(0), start(1)
+    cluster.agent()
+    wait_for(lambda: there.poll() is None and there.is_begun)
+    (told,) = wait_for(lambda: (cluster.folder / "tasks-1").exists() and cluster.tasks())
+    assert told["task"]["pages"] == f"tcp:127.0.0.1:{port + 2}"
+    here.end()
+    assert here.poll() is not None
+    assert agents.pages_address(1).endswith(f":{port + 1}")
+
+
 def test_how_a_process_there_ended_is_known_here(cluster):
     cluster.gather()
     cluster.agent()

@@ -7,7 +7,7 @@ import pytest
 from hex_llm.config import Config
 from hex_llm.launch import fleet as fleet_module
 from hex_llm.launch.fleet import Fleet
-from hex_llm.launch.placement import place
+from hex_llm.launch.placement import place, place_engines
 from hex_llm.launch.task import Task
 from hex_llm.process import ENGINE_DIED
 
@@ -41,6 +41,10 @@ class Hosts:
     def addresses(self, host, number):
         self._port += number
         return [f"10.0.0.{host}:{self._port + index}" for index in range(number)]
+
+    def pages_address(self, host):
+        (address,) = self.addresses(host, 1)
+        return f"tcp:{address}"
 
     def start(self, host, task, environment):
         if self.fails:
@@ -78,6 +82,11 @@ def clock(monkeypatch) -> Clock:
 def make(hosts: Hosts, **placement: int) -> Fleet:
     placed = place(**{"tensor": 1, "data": 1, "num_hosts": 1, "local_devices": 8} | placement)
     return Fleet(Config(), hosts, placed, ["unix:/a", "unix:/b"], {"KEY": "k"})
+
+
+def of_two_kinds(hosts: Hosts, topology: str = "1,1", **settings: int) -> Fleet:
+    config = Config(disagg_topo=topology, **settings)  # pyright: ignore[reportArgumentType]
+    return Fleet(config, hosts, place_engines(config, num_hosts=1, local_devices=8), ["unix:/a"], {"KEY": "k"})
 
 
 def seconds_until_started(hosts: Hosts, fleet: Fleet, clock: Clock) -> float:
@@ -241,3 +250,56 @@ def test_a_first_start_that_cannot_be_made_leaves_nothing_behind(clock):
         make(hosts, data=2)
     assert not hosts.alive
     assert hosts.closed
+
+
+def test_engines_of_two_kinds_each_have_the_settings_and_devices_of_theirs_and_an_address_for_blocks(clock):
+    hosts = Hosts()
+    of_two_kinds(hosts, "2,1", tensor_parallel_size=1, decode_tensor_parallel_size=2)
+    tasks = [each.task for each in hosts.started]
+    assert [(task.replica, task.num_devices, task.devices) for task in tasks] == [
+        (0, 1, (2,)), (1, 1, (3,)), (2, 2, (0, 1))
+    ]  # fmt: skip
+    assert [task.config.tensor_parallel_size for task in tasks] == [1, 1, 2]
+    assert [task.config.role(task.replica) for task in tasks] == ["prefill", "prefill", "decode"]
+    assert len({task.pages for task in tasks}) == 3
+    assert all(task.pages.startswith("tcp:10.0.0.0:") for task in tasks)
+
+
+def test_engines_that_all_do_all_have_no_address_for_blocks(clock):
+    hosts = Hosts()
+    make(hosts, data=2)
+    assert {each.task.pages for each in hosts.started} == {""}
+
+
+@pytest.mark.parametrize(("number", "name"), [(0, "prefill 0"), (1, "decode 0")])
+@pytest.mark.parametrize("code", [-9, 0, ENGINE_DIED])
+def test_the_only_engine_of_a_kind_is_started_again_at_another_address(clock, caplog, number, name, code):
+    hosts = Hosts()
+    fleet = of_two_kinds(hosts)
+    hosts.started[number].code = code
+    fleet.poll()
+    assert f"The process of {name} " in caplog.text
+    assert seconds_until_started(hosts, fleet, clock) == 1
+    assert fleet.exit_code is None
+    assert hosts.started[2].task.replica == number
+    assert hosts.started[2].task.pages != hosts.started[number].task.pages
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_engine_of_either_kind_that_refuses_its_first_start_is_the_end(clock, number):
+    hosts = Hosts()
+    fleet = of_two_kinds(hosts)
+    hosts.started[number].code = 3
+    fleet.poll()
+    assert fleet.exit_code == 3
+
+
+def test_a_start_of_an_engine_that_cannot_be_made_names_it(clock, caplog):
+    hosts = Hosts()
+    fleet = of_two_kinds(hosts)
+    hosts.started[1].code = -9
+    fleet.poll()
+    hosts.fails = OSError("no memory")
+    clock.now += 1.5
+    fleet.poll()
+    assert "Decode 0 does not start (no memory); once more in 2 s." in caplog.text

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 pytest.importorskip("ray")
@@ -9,10 +10,10 @@ pytest.importorskip("ray")
 from ray.exceptions import RayActorError
 
 from hex_llm.config import Config
-from hex_llm.errors import StartError
+from hex_llm.errors import ConfigError, StartError
 from hex_llm.launch import ray_launcher
 from hex_llm.launch.placement import Seat
-from hex_llm.launch.ray_launcher import RayLauncher
+from hex_llm.launch.ray_launcher import HostActor, RayLauncher
 from hex_llm.launch.task import Task
 
 
@@ -75,3 +76,25 @@ def test_an_actor_that_is_made_again_is_not_waited_for_and_replaced_where_it_die
     assert Actor.made[-1] is not again
     Actor.made[-1].state = "there"
     assert launcher.addresses(0, 2) == ["10.0.0.1:7", "10.0.0.1:8"]
+
+
+def test_an_engine_listens_for_others_at_its_actors_address_on_any_port(launcher, monkeypatch):
+    started = []
+    end = SimpleNamespace(poll=lambda: 0)
+    monkeypatch.setattr(ray_launcher, "start_engine", lambda task, environment: started.append(task) or end)
+    monkeypatch.setattr(ray_launcher.ray.util, "get_node_ip_address", lambda: "fd00::7")
+    run = HostActor.__ray_metadata__.modified_class.run  # pyright: ignore[reportFunctionMemberAccess]
+    for pages in (launcher.pages_address(0), ""):
+        run(None, msgspec.json.encode(Task(config=Config(), fronts=(), pages=pages)), {})
+    assert [task.pages for task in started] == ["tcp:[fd00::7]:0", ""]
+
+
+def test_a_cluster_without_room_for_engines_of_two_sizes_is_told_what_they_take(monkeypatch):
+    group = SimpleNamespace(wait=lambda seconds: False)
+    monkeypatch.setattr(ray_launcher, "placement_group", lambda bundles, strategy: group)
+    monkeypatch.setattr(ray_launcher, "remove_placement_group", lambda group: None)
+    for name in ("cluster_resources", "available_resources"):
+        monkeypatch.setattr(ray_launcher.ray, name, lambda: {"CPU": 8, "GPU": 4})
+    seats = [(Seat(0, 1, (4,)),), (Seat(0, 1, (5,)),), (Seat(0, 4, (0, 1, 2, 3)),)]
+    with pytest.raises(ConfigError, match="no room for 2 times CPU 1, GPU 1 and 1 times CPU 1, GPU 4: it has CPU 8, "):
+        RayLauncher(seats, "cuda")

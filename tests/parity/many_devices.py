@@ -55,6 +55,10 @@ class ManyDevices:
         """What an engine with programs as accelerators have them answers requests of every kind, alone and together."""
         return self._ask("chosen", str(folder), num_devices)
 
+    def moved(self, folder: Path, from_devices: int, to_devices: int, dtype: str) -> list[str]:
+        """As `blocks_between.problems`."""
+        return self._ask("moved", str(folder), from_devices, to_devices, dtype)
+
     def _ask(self, *task: Any) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -110,11 +114,23 @@ def _chosen(folder: str, num_devices: int) -> list[list[int]]:
     return [*alone, *(tokens(outputs) for outputs in run(engine, *asked))]
 
 
+def _moved(folder: str, from_devices: int, to_devices: int, dtype: str) -> list[str]:
+    from tests.runner.blocks_between import problems
+    from tests.runner.engines import make_copying_engine
+
+    source, target = (
+        make_copying_engine(Path(folder), dtype=dtype, tensor_parallel_size=number)._runner
+        for number in (from_devices, to_devices)
+    )
+    return problems(source, target)
+
+
 def main() -> None:
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         try:
-            answer = {"result": {"logits": _logits, "greedy": _greedy, "chosen": _chosen}[name](*arguments)}
+            task = {"logits": _logits, "greedy": _greedy, "chosen": _chosen, "moved": _moved}[name]
+            answer = {"result": task(*arguments)}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)

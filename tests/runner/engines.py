@@ -32,6 +32,13 @@ def make_engine(folder: Path, **flags: Any) -> Engine:
     return build_engine(config, find_model(config))
 
 
+def make_copying_engine(folder: Path, **flags: Any) -> Engine:
+    """One that also copies blocks, as those do that hand requests over."""
+    config = Config(model=str(folder), **SMALL | flags)
+    object.__setattr__(config, "disagg_topo", "1,1")  # behind the back of what would check the number of devices
+    return build_engine(config, find_model(config))
+
+
 def sharing(engine: Engine, *, max_in_flight: int = 1, **limits: Any) -> Engine:
     """Another engine, under tighter limits, on the device and with the compiled steps of an idle one."""
     assert not engine.has_work

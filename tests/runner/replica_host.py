@@ -22,14 +22,13 @@ def say(text: str) -> None:
 def packed_step(number: int) -> PackedStep:
     blob = np.arange(number, number + 5, dtype=np.int32)
     targets = np.array([number, 1], np.int32) if number % 2 else None
-    return PackedStep(Bucket(8, 4, 4, decode=True), Variant.ANY, blob, targets, (blob[:2], blob[2:]) * (number % 2))
+    admissions, seats = (blob[:2], blob[2:]) * (number % 2), (blob[1:3],) * number
+    return PackedStep(Bucket(8, 4, 4, decode=True), Variant.ANY, blob, targets, admissions, seats)
 
 
 def as_text(packed: PackedStep) -> str:
-    targets = None if packed.targets is None else packed.targets.tolist()
-    return (
-        f"{packed.bucket} {packed.variant!r} {packed.blob.tolist()} {targets} {[a.tolist() for a in packed.admissions]}"
-    )
+    arrays = [packed.blob, packed.targets, *packed.admissions, "seats", *packed.seats]
+    return f"{packed.bucket} {packed.variant!r} {[a.tolist() if isinstance(a, np.ndarray) else a for a in arrays]}"
 
 
 class Saying:

@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from hex_llm.runner.buckets import SEPARATE, TOGETHER, Bucket, Buckets
-from hex_llm.runner.programs import Admit, Forward, ScorePrompt, all_programs, choosing_programs
+from hex_llm.runner.programs import Admit, Forward, ScorePrompt, Seat, all_programs, choosing_programs
 
 
 def ladders():
@@ -34,7 +34,7 @@ def test_every_wish_has_a_compiled_variant_for_every_number_of_sequences(variant
     for wanted, bucket in itertools.product(SEPARATE, buckets):
         assert buckets.variant(wanted) >= wanted
         assert compiled.issuperset(choosing_programs(bucket.rows, variants))
-    assert Admit() in compiled
+    assert {Admit(), Seat()} <= compiled
 
 
 def test_the_default_flags_make_few_graphs():

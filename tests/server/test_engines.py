@@ -28,17 +28,18 @@ from tests.engine.fakes import make_limits
 KEY = b"a key"
 READY = Ready(make_limits(), "float32", "a device")
 CONFIG = Config(data_parallel_size=2, step_timeout_s=0.4, compile_timeout_s=0.4)
+TWO_KINDS = Config(disagg_topo="1,1", step_timeout_s=0.4, compile_timeout_s=0.4)
 
 
 class Door:
     """An HTTP process's engines, and what a test has connected to them."""
 
-    def __init__(self, listener: socket.socket):
+    def __init__(self, listener: socket.socket, config: Config):
         self.address = address_of(listener)
         self.router = Router(2)
         self.ended: list[int] = []
         fleet = cast(Fleet, SimpleNamespace(end=self.ended.append))
-        self.engines = Engines(CONFIG, self.router, listener, KEY, fleet)
+        self.engines = Engines(config, self.router, listener, KEY, fleet)
 
     async def connect(self, hello: Hello, key: bytes = KEY) -> Channel:
         channel = await asyncio.to_thread(call, self.address, key, timeout=5)
@@ -52,8 +53,8 @@ class Door:
 
 
 @contextlib.asynccontextmanager
-async def door(address: str) -> AsyncIterator[Door]:
-    here = Door(listen(address))
+async def door(address: str, config: Config = CONFIG) -> AsyncIterator[Door]:
+    here = Door(listen(address), config)
     jobs = [asyncio.create_task(each) for each in (here.engines.let_in(), here.engines.watch())]
     try:
         yield here
@@ -192,6 +193,24 @@ def test_an_engine_that_falls_silent_is_ended_wherever_it_is(tmp_path, monkeypat
 
     asyncio.run(main())
     assert sent == ([(4321, signal.SIGUSR1), (4321, signal.SIGKILL)] if here_too else [])
+
+
+def test_an_engine_of_a_kind_is_let_in_by_its_number_and_named_by_its_kind(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(engines_module, "_STACKS_S", 0.05)
+
+    async def main():
+        async with door(f"unix:{tmp_path}/door", TWO_KINDS) as here:
+            engines = [await here.connect(hello(number)) for number in (0, 1)]
+            for number, engine in enumerate(engines):
+                engine.send(READY)
+                await here.wait_for(lambda number=number: here.router.replicas[number].is_up)
+            await here.wait_for(lambda: {*here.ended} == {0, 1})
+            stranger = await here.connect(hello(2))
+            assert await asyncio.to_thread(is_closed, stranger)
+
+    asyncio.run(main())
+    for name in ("Prefill 0", "Decode 0"):
+        assert f"{name} has given no sign of life" in caplog.text
 
 
 def is_closed_after_all(channel: Channel) -> bool:
