@@ -99,8 +99,10 @@ class Porter(Protocol):
         """To whoever asked for the request; nowhere, where nobody does any more. Parts of a request go in order."""
         ...
 
-    def finish(self, request_id: str, token: int) -> None:
-        """All parts have been sent, and this is the token after them."""
+    def finish(self, request_id: str, token: int, num_blocks: int) -> None:
+        """All parts have been sent, and this is the token after them. The number is of all blocks of the request: who
+        asks now may be another than the engine knows of, and lack some of them.
+        """
         ...
 
     def refuse(self, request_id: str, reason: str) -> None:

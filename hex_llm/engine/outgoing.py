@@ -93,5 +93,5 @@ class Outgoing:
                 self._porter.send(Part(request_id, each.next, stop - each.next, pages))
                 each.next, each.since = stop, time.monotonic()
             if each.token is not None and each.next >= each.num_ready:
-                self._porter.finish(request_id, each.token)
+                self._porter.finish(request_id, each.token, each.num_ready)
                 del self._asked[request_id]

@@ -22,23 +22,20 @@ from hex_llm.transfer.words import Ask, Beat, Begin, Done, Drop, Finished, Freed
 
 logger = logging.getLogger(__name__)
 
-_REMEMBERED = 4096  # requests that nobody asks for now
 _RETRY_S = 0.2
 
 
 @dataclass(slots=True)
 class Given:
-    """A request that was asked for.
+    """A request that somebody asks for.
 
     What the engine sends may be meant for whoever asked before, if it does not know yet of who asks now. The content is
-    the same, so that a part is right for anybody whose next block is in it; and as `reached` is all there is when the
-    engine says that it has sent all, whoever has less is not finished.
+    the same, so that a part is right for anybody whose next block is in it, and the rest is not for this one.
     """
 
-    asker: Asker | None
+    asker: Asker
     number: int
     next: int  # the block that the one who asks has to get next
-    reached: int  # the end of the blocks that were sent to anybody, or that anybody has of its own
 
 
 class Giving:
@@ -68,7 +65,7 @@ class Giving:
             staged = {asker: asker.num_staged for asker in self._askers}
             room = sum(staged.values()) + self._lingering < PARTS_IN_FLIGHT
             given = self._given.get(request_id) if request_id is not None else None
-            if given is not None and given.asker is not None:
+            if given is not None:
                 share = PARTS_IN_FLIGHT // max(sum(bool(asker.requests) for asker in self._askers), 1)
                 room = room and staged.get(given.asker, 0) < max(share, 1)
             self._was_full = self._was_full or not room
@@ -77,23 +74,20 @@ class Giving:
     def send(self, part: Part) -> None:
         with self._lock:
             given = self._given.get(part.request_id)
-            if given is None:
-                return
             end = part.first + part.count
-            given.reached = max(given.reached, end)
-            if given.asker is None or not part.first <= given.next < end:
+            if given is None or not part.first <= given.next < end:
                 return
             skip, given.next = given.next - part.first, end
             if skip and not given.asker.cuts_parts:
-                self._turn_away(given, "it was asked for again while its blocks were sent to another engine")
-                self._leave(part.request_id)
+                self.refuse(part.request_id, "it was asked for again while its blocks were sent to another engine")
+                self._tell(Left(part.request_id))
             else:
                 given.asker.send(given.number, part, skip)
 
-    def finish(self, request_id: str, token: int) -> None:
+    def finish(self, request_id: str, token: int, num_blocks: int) -> None:
         with self._lock:
             given = self._given.get(request_id)
-            if given is not None and given.asker is not None and given.next == given.reached:
+            if given is not None and given.next >= num_blocks:
                 given.asker.say(Finished(given.number, token, given.next))
 
     def refuse(self, request_id: str, reason: str) -> None:
@@ -101,7 +95,9 @@ class Giving:
         with self._lock:
             given = self._given.pop(request_id, None)
             if given is not None:
-                self._turn_away(given, reason)
+                del given.asker.requests[given.number]
+                given.asker.discard(given.number)
+                given.asker.say(Refused(given.number, reason))
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -110,12 +106,6 @@ class Giving:
         with self._lock:
             for asker in self._askers:
                 asker.close()
-
-    def _turn_away(self, given: Given, reason: str) -> None:
-        if given.asker is not None:
-            del given.asker.requests[given.number]
-            given.asker.discard(given.number)
-            given.asker.say(Refused(given.number, reason))
 
     def _accept(self) -> None:
         while True:
@@ -175,12 +165,9 @@ class Giving:
                     request_id = asker.requests.pop(number, None)
                     if request_id is None:
                         return  # it was turned away, and the word was under way
-                    if isinstance(word, Done):
-                        del self._given[request_id]
-                        self._tell(Taken(request_id))
-                    else:
-                        asker.discard(number)
-                        self._leave(request_id)
+                    del self._given[request_id]
+                    asker.discard(number)
+                    self._tell(Taken(request_id) if isinstance(word, Done) else Left(request_id))
                 case Freed(slot):
                     asker.freed(slot)
                 case Beat():
@@ -189,23 +176,12 @@ class Giving:
     def _ask(self, asker: Asker, ask: Ask) -> None:
         if ask.number in asker.requests:
             raise Broken(f"Fetch {ask.number} was begun twice.")
-        before = self._given.pop(ask.request_id, None)
-        if before is not None and before.asker is not None:
-            self._turn_away(before, "another engine asks for it")
+        if ask.request_id in self._given:
+            self.refuse(ask.request_id, "another engine asks for it")
             self._tell(Left(ask.request_id))
-        reached = max(ask.first, before.reached) if before is not None else ask.first
-        self._given[ask.request_id] = Given(asker, ask.number, ask.first, reached)
+        self._given[ask.request_id] = Given(asker, ask.number, ask.first)
         asker.requests[ask.number] = ask.request_id
         self._tell(Wanted(ask.request_id, ask.first))
-
-    def _leave(self, request_id: str) -> None:
-        given = self._given.pop(request_id)
-        given.asker = None
-        self._given[request_id] = given  # as the last to be forgotten
-        forgotten = [name for name, each in self._given.items() if each.asker is None][:-_REMEMBERED]
-        for name in forgotten:
-            del self._given[name]
-        self._tell(Left(request_id))
 
     def _lose(self, asker: Asker) -> None:
         with self._lock:
@@ -213,7 +189,8 @@ class Giving:
             number, seconds = asker.leave()
             self._linger(number, seconds)
             for request_id in asker.requests.values():
-                self._leave(request_id)
+                del self._given[request_id]
+                self._tell(Left(request_id))
             asker.requests.clear()
         self._tell_of_room()
 

@@ -55,8 +55,8 @@ class DevicePorter:
     def send(self, part: Part) -> None:
         self._giving.send(part)
 
-    def finish(self, request_id: str, token: int) -> None:
-        self._giving.finish(request_id, token)
+    def finish(self, request_id: str, token: int, num_blocks: int) -> None:
+        self._giving.finish(request_id, token, num_blocks)
 
     def refuse(self, request_id: str, reason: str) -> None:
         self._giving.refuse(request_id, reason)

@@ -44,7 +44,7 @@ def hand_over(source: End, target: End) -> None:
     for first, count in ((2, 8), (10, 3)):
         source.send("one", first, count)
         target.take(target.next(Came).part)
-    source.porter.finish("one", 1)
+    source.porter.finish("one", 1, 13)
     assert target.next(Complete)
     target.porter.acknowledge("one")
     assert source.next() == Taken("one")

@@ -71,7 +71,7 @@ def _give(end: End, num_parts: int, part_blocks: int, delay: float) -> None:
                     _say(["left", request_id])
         for request_id, number in [*wanted.items()]:
             if number == num_parts:
-                end.porter.finish(request_id, 7)
+                end.porter.finish(request_id, 7, num_parts * part_blocks)
                 del wanted[request_id]
             elif end.porter.has_room(request_id):
                 time.sleep(delay)

@@ -97,7 +97,7 @@ class End:
         with giving._lock, fetching._changed:
             return (
                 sum(asker.num_staged + len(asker.requests) for asker in giving._askers)
-                + sum(given.asker is not None for given in giving._given.values())
+                + len(giving._given)
                 + giving._lingering
                 + len(fetching._fetches)
                 + len(fetching._numbers)

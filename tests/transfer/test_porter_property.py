@@ -49,7 +49,7 @@ class RandomEngine:
         for request_id, first in [*self._wanted.items()]:
             length = LENGTHS[request_id]
             if first == length:
-                self.end.porter.finish(request_id, length)
+                self.end.porter.finish(request_id, length, length)
                 del self._wanted[request_id]
             elif self.end.porter.has_room(self._choices.choice([None, request_id])):
                 count = min(self._choices.randint(1, 8), length - first)
