@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> None:
     if settings.json:
         settings.json.write_text(json.dumps(_report(settings, rows, said, argv), indent=2) + "\n")
     # A file or a pipe has no width to keep to.
-    Console(width=None if sys.stdout.isatty() else 140).print(_table(settings, rows))
+    Console(width=None if sys.stdout.isatty() else 150).print(_table(settings, rows))
     print(_rates_in_words(settings.rates))
     print(said)
 
@@ -60,12 +60,12 @@ def _table(settings: Settings, rows: Sequence[Row]) -> Table:
     bounds = f"TTFT {1000 * targets.ttft_s:g} ms, TPOT {1000 * targets.tpot_s:g} ms"
     if targets.itl_s < math.inf:
         bounds += f", ITL {1000 * targets.itl_s:g} ms"
+    workers = f"{settings.workers} worker{'s' if settings.workers > 1 else ''}"
     table = Table(
-        title=f"{settings.workers} workers, {rate}, {load.prompt} tokens in, {load.answer} out; {bounds} for"
-        f" {targets.percent:g} %"
+        title=f"{workers}, {rate}, {load.prompt} tokens in, {load.answer} out; {bounds} for {targets.percent:g} %"
     )
     table.add_column("setting", no_wrap=True)
-    for name in ("meets", "in time", "TTFT p50", "p99", "TPOT p50", "p99", "ITL p99", "hand-over p50", "p99", "busy",
+    for name in ("meets", "in time", "TTFT p50", "p99", "TPOT p50", "p99", "ITL p99", "hand over p50", "p99", "busy",
                  "tokens/s", "carries"):  # fmt: skip
         table.add_column(name, justify="right")
     for row in rows:

@@ -20,7 +20,7 @@ SUMMARY = "Simulate which split into prefill and decode workers meets targets."
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    workers: int = flag("Plan", 4, "Workers in all: every split of them is tried.", at_least=2, at_most=64)
+    workers: int = flag("Plan", 4, "Workers in all: every split of them is tried.", at_most=64)
     ttft_ms: float = flag("Plan", 500.0, "The time to the first token that is wanted.", above=0)
     tpot_ms: float = flag("Plan", 50.0, "The time per token after it that is wanted, mean of a request.", above=0)
     itl_ms: float = flag("Plan", math.inf, "The time between any two tokens that is wanted.", above=0)
@@ -32,7 +32,7 @@ class Options:
         at_most=100,
     )
 
-    request_rate: float | None = flag("Load", None, "Requests per second, at random.", above=0)
+    request_rate: float | None = flag("Load", None, "Requests per second, at random.", above=0, at_most=1e6)
     max_concurrency: int | None = flag(
         "Load",
         None,
@@ -42,9 +42,13 @@ class Options:
     input_len: int = flag("Load", 1000, "Tokens of a prompt, on average.")
     output_len: int = flag("Load", 200, "Tokens of an answer, on average.")
     input_spread: float = flag(
-        "Load", 0.0, "Standard deviation of a prompt's tokens, over their mean; they are drawn lognormally.", at_least=0
+        "Load",
+        0.0,
+        "Standard deviation of a prompt's tokens, over their mean; they are drawn lognormally.",
+        at_least=0,
+        at_most=10,
     )
-    output_spread: float = flag("Load", 0.0, "The same of answers.", at_least=0)
+    output_spread: float = flag("Load", 0.0, "The same of answers.", at_least=0, at_most=10)
     max_model_len: int | None = flag("Load", None, "Most tokens of a request; what is drawn longer is cut.", at_least=2)
     num_requests: int = flag(
         "Load", 2000, "Requests to simulate; the first and last tenth do not count.", at_least=10, at_most=1_000_000
@@ -66,7 +70,9 @@ class Options:
         "Worker", None, "Or microseconds of a decode step, of each sequence, of each token of theirs: 4000,7.3,0.034."
     )
     prefill_points: str | None = flag(
-        "Worker", None, "Measured times of prompts, as prompts at once:tokens of each:ms to all first tokens."
+        "Worker",
+        None,
+        "Measured times of prompts in steps of step_tokens, as prompts at once:tokens of each:ms to all first tokens.",
     )
     prefill_us: str | None = flag(
         "Worker", None, "Or microseconds of a step, of each token, of each token that one sees: 500,22,0.001."
@@ -94,7 +100,7 @@ class Options:
             object.__setattr__(self, each.name, each.accept(getattr(self, each.name)))
         if (self.request_rate is None) == (self.max_concurrency is None):
             raise ConfigError("One of --request_rate and --max_concurrency must be given, and not both.")
-        for name in ("request_rate", "input_spread", "output_spread", "mixed_token_us", "ttft_ms", "tpot_ms"):
+        for name in ("mixed_token_us", "ttft_ms", "tpot_ms"):
             if getattr(self, name) == math.inf:
                 raise ConfigError(f"--{name}=inf must be finite.")
         if self.preset is not None and self.preset not in PRESETS:
@@ -102,6 +108,8 @@ class Options:
         for one, other in (("decode_points", "decode_us"), ("prefill_points", "prefill_us")):
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise ConfigError(f"--{one} and --{other} say the same thing; give one of them.")
+        if self.measured is not None and self.decode_us is not None and self.prefill_us is not None:
+            raise ConfigError(f"--measured={self.measured} is of no use with both --decode_us and --prefill_us.")
         if self.json is not None and not Path(self.json).absolute().parent.is_dir():
             raise ConfigError(f"--json={self.json} is in a folder that does not exist.")
 
@@ -163,7 +171,8 @@ def rates_of(options: Options) -> Rates:
         prefill = _three(options.prefill_us, "prefill_us")
     else:
         found = prompts or (preset.prompts if preset else _missing("prefill_points", "prefill_us", "measured"))
-        prefill = fit_prefill(found, chunked_steps(bounds))
+        # A preset was measured in steps of its own size, whatever is asked for.
+        prefill = fit_prefill(found, chunked_steps(preset.bounds if preset and not prompts else bounds))
     if options.mixed_token_us is not None:
         mixed = options.mixed_token_us / 1e6
     else:

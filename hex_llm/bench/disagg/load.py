@@ -20,7 +20,6 @@ class Request:
     computed: int = 0  # tokens of those that have to be computed before the next of the answer, planned ones included
     output: int = 0  # tokens sampled, planned ones included; while it decodes the worker knows how many
     end_tick: int = -1  # the worker's decode step that brings its last token, while it decodes
-    ready_s: float = 0.0  # when it can be started again, after it gave way
     first_s: float = math.nan
     last_s: float = math.nan
     preemptions: int = 0

@@ -137,8 +137,11 @@ def advice(rows: Sequence[Row], load: Load, targets: Targets) -> str:
         )
     plain = rows[0]
     taken = f"Take {_flag(best.setting)}: within the targets it carries {carries:.3g} requests/s"
+    splits = [row for row in rows if row.setting.prefill]
+    if best is plain and not splits:
+        return f"{taken}."
     if best is plain:
-        split = _best([row for row in rows if row.setting.prefill])
+        split = _best(splits)
         sides = " and ".join(f"{share:.0%}" for share in split.figures.busy)
         return (
             f"{taken}; the best split, {split.setting}, carries {split.carries or 0:.3g} (its sides are busy for"

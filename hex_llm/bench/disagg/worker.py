@@ -158,7 +158,6 @@ class Worker:
         del self._running[request.number]
         request.preemptions += 1
         request.computed = 0
-        request.ready_s = self._free_s  # a token of it may still be under way
         self._waiting.appendleft(request)
         self.queued += request.prompt
 
@@ -171,7 +170,7 @@ class Worker:
         while self._waiting and len(self._running) < self.rates.bounds.max_decode_seqs:
             request = self._waiting[0]
             size = request.prompt + (0 if request.fetches else request.output)
-            if request.ready_s > now or self.used + size + len(self._running) > self.rates.bounds.kv_tokens:
+            if self.used + size + len(self._running) > self.rates.bounds.kv_tokens:
                 break
             if not request.fetches and not (prefills and step.tokens):
                 break
@@ -235,8 +234,8 @@ class Worker:
         self._last_decode_s = end
         while self._ends and self._ends[0][0] <= self._ticks:
             tick, _, request = heapq.heappop(self._ends)
-            if request.end_tick == tick:  # else it gave way since
-                request.output, request.last_s = request.answer, end
+            if request.end_tick == tick:  # else it gave way since, or stands here twice because of that
+                request.output, request.last_s, request.end_tick = request.answer, end, -1
                 self._rows -= 1
                 self._context -= _held(request)
                 self._finish(step, request)
