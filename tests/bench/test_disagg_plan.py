@@ -16,7 +16,7 @@ from hex_llm.bench.disagg.flags import Options, parse_settings, rates_of
 from hex_llm.bench.disagg.load import Load
 from hex_llm.bench.disagg.plan import Figures, Row, Targets, advice, carried, figures_of, settings_of
 from hex_llm.bench.disagg.presets import PRESETS
-from hex_llm.bench.disagg.rates import Bounds, Link, Times, chunked_steps, whole_steps
+from hex_llm.bench.disagg.rates import Bounds, Link, Times, chunked_steps, split_steps, whole_steps
 from hex_llm.bench.disagg.simulation import Setting, simulate
 from hex_llm.errors import ConfigError
 from tests.bench.slow_worker import CHUNKED, RATES, SPLIT, WHOLE
@@ -175,6 +175,10 @@ def test_steps_are_cut_as_the_server_cuts_them():
     assert PRESETS["h200-llama-3.1-8b"].bounds.mixed_tokens == build.GPU_MIXED_TOKENS
     for steps, config in ((chunked, Config(enable_chunked_prefill=True)), (whole, Config())):
         assert (steps.prefills, steps.padding) == (config.prefill_seqs, config.smallest_prefill)
+    gpu = PRESETS["h200-llama-3.1-8b"].bounds
+    assert (split_steps(gpu).tokens, split_steps(gpu).mixed_tokens) == (build.CHUNKED_STEP_TOKENS, 512)
+    assert split_steps(replace(gpu, split_tokens=256)).mixed_tokens == 256
+    assert split_steps(bounds) == chunked
     assert [chunked.padded(each) for each in (1, 128, 129, 1025, 2048)] == [128, 128, 256, 2048, 2048]
 
 
@@ -249,6 +253,10 @@ class TestCommand:
             (f"--request_rate=1 {PRESET} --measured=pyproject.toml", "is no result of hex-llm bench offline --json"),
             (f"--request_rate=1 {PRESET} --mixed_tokens=9000", "at most --step_tokens=8192"),
             (f"--request_rate=1 {PRESET} --mixed_tokens=64", "must be at least --max_decode_seqs=128"),
+            (
+                f"--request_rate=1 {PRESET} --split_tokens=64",
+                "--split_tokens=64 must be at least --max_decode_seqs=128",
+            ),
             (f"--request_rate=1 {PRESET} --json=/no/such/file", "--json=/no/such/file is in a folder"),
             (
                 f"--request_rate=1 {PRESET} --transfer_gb_per_s=1 --max_model_len=500",

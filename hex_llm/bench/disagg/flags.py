@@ -88,6 +88,9 @@ class Options:
     mixed_tokens: int | None = flag(
         "Worker", None, "Most tokens of a step that also decodes; step_tokens unless given, 512 on a GPU."
     )
+    split_tokens: int | None = flag(
+        "Worker", None, "Most tokens of a step in a split; step_tokens unless given, and at most 2048 then."
+    )
     kv_bytes_per_token: int | None = flag("Worker", None, "Bytes of a token's keys and values in all layers.")
     transfer_gb_per_s: float | None = flag(
         "Worker", None, "10^9 bytes a second that one worker sends to another at most; bench serve reports it.", above=0

@@ -47,8 +47,13 @@ class Bounds:
     max_decode_seqs: int
     step_tokens: int = CHUNKED_STEP_TOKENS  # of a chunked step without decodes
     mixed_tokens: int = CHUNKED_STEP_TOKENS  # of one with decodes
+    split_tokens: int | None = None  # of a step in a split; None: as the server has it
 
     def __post_init__(self) -> None:
+        if self.split_tokens is not None and self.split_tokens < self.max_decode_seqs:
+            raise ConfigError(
+                f"--split_tokens={self.split_tokens} must be at least --max_decode_seqs={self.max_decode_seqs}."
+            )
         if not self.max_decode_seqs <= self.mixed_tokens <= self.step_tokens:
             raise ConfigError(
                 f"--mixed_tokens={self.mixed_tokens} must be at least --max_decode_seqs={self.max_decode_seqs}, so that"
@@ -94,6 +99,12 @@ class Steps:
 
 def chunked_steps(bounds: Bounds) -> Steps:
     return Steps(True, bounds.step_tokens, bounds.mixed_tokens, CHUNKED_PADDING, CHUNKED_PREFILLS)
+
+
+def split_steps(bounds: Bounds) -> Steps:
+    """Pages go on step by step, so that the server takes smaller steps where it would take large ones otherwise."""
+    tokens = bounds.split_tokens or max(min(bounds.step_tokens, CHUNKED_STEP_TOKENS), bounds.max_decode_seqs)
+    return Steps(True, tokens, min(bounds.mixed_tokens, tokens), CHUNKED_PADDING, CHUNKED_PREFILLS)
 
 
 def whole_steps(bounds: Bounds) -> Steps:

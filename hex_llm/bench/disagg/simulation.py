@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hex_llm.bench.disagg.load import Load, Request, draw_requests
-from hex_llm.bench.disagg.rates import Rates, chunked_steps, whole_steps
+from hex_llm.bench.disagg.rates import Rates, chunked_steps, split_steps, whole_steps
 from hex_llm.bench.disagg.worker import Step, Worker
 from hex_llm.errors import ConfigError
 
@@ -61,15 +61,13 @@ class _Simulation:
         self._due: deque[Request] = deque()  # that have to wait for one to end
         self._source: dict[int, Worker] = {}  # of the requests that are handed over, by number
         self._target: dict[int, Worker] = {}
-        chunked = chunked_steps(rates.bounds)
         if setting.prefill:
-            self._entry = [
-                Worker(rates, chunked, hands_over=True, on_begin=self._offer) for _ in range(setting.prefill)
-            ]
-            self._decoders = [Worker(rates, chunked, on_reserve=self._reserve) for _ in range(setting.decode)]
+            steps = split_steps(rates.bounds)
+            self._entry = [Worker(rates, steps, hands_over=True, on_begin=self._offer) for _ in range(setting.prefill)]
+            self._decoders = [Worker(rates, steps, on_reserve=self._reserve) for _ in range(setting.decode)]
             self.sides = (self._entry, self._decoders)
         else:
-            steps = chunked if setting.chunked else whole_steps(rates.bounds)
+            steps = chunked_steps(rates.bounds) if setting.chunked else whole_steps(rates.bounds)
             self._entry = [Worker(rates, steps) for _ in range(setting.plain)]
             self.sides = (self._entry,)
         for request in requests:
