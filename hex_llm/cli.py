@@ -74,6 +74,9 @@ COMMANDS = {
     "chat": Command("Talk to a model in the terminal.", _in("hex_llm.chat_cli")),
     "bench offline": Command("Measure the engine without a server.", _in("hex_llm.bench.offline")),
     "bench serve": Command("Measure a server under load.", _in("hex_llm.bench.serving")),
+    "bench plan-disagg": Command(
+        "Simulate which split into prefill and decode workers meets targets.", _in("hex_llm.bench.disagg.command")
+    ),
     "models": Command("List the models that are known by name, or show one.", _in("hex_llm.models_cli")),
     "flags": Command("Print every flag as Markdown.", _flags),
     "version": Command("Print the version.", _version),
