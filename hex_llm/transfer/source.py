@@ -167,10 +167,12 @@ class Source:
         started = time.monotonic()
         if stream is not None:
             line.receive_bytes(stream[word.slot][: num_bytes(self._staging, word.count)])
+        seconds = word.seconds + time.monotonic() - started
         self._lent.add(word.slot)
         if self._fetches.expects(word.number, word.first):
+            started = time.monotonic()  # not with what it waited for room
             pages = get(word)
-            self._fetches.came(word.number, word.count, pages, word.seconds + time.monotonic() - started)
+            self._fetches.came(word.number, word.count, pages, seconds + time.monotonic() - started)
         else:
             self._words.put(Freed(word.slot))
 
