@@ -65,6 +65,8 @@ COMPILING = "compiling"
 # Tokens of a step with prompts, where no flag says: enough to fill a device, few enough to answer others in between.
 CHUNKED_STEP_TOKENS = 2048
 WHOLE_STEP_TOKENS = 8192
+# The same where blocks go on to another engine, step by step: one is carried off while the next is computed.
+HANDED_STEP_TOKENS = 1024
 # The same of a GPU's step that also decodes: its answers come as fast as such steps do, and what prompts cost beside
 # decodes, which read the weights anyway, is the least in small portions (docs/performance.md).
 GPU_MIXED_TOKENS = 512
@@ -290,9 +292,9 @@ def _step_tokens(config: Config, model: Model) -> tuple[int, int | None]:
     if config.max_num_batched_tokens is not None:
         return config.max_num_batched_tokens, None
     on_gpu = config.enable_chunked_prefill and backend() == "gpu"
-    # Blocks of a prompt go to another engine step by step: smaller ones let them go earlier.
-    by_pieces = config.enable_chunked_prefill and (not on_gpu or config.topology is not None)
-    tokens = CHUNKED_STEP_TOKENS if by_pieces else WHOLE_STEP_TOKENS
+    tokens = CHUNKED_STEP_TOKENS if config.enable_chunked_prefill and not on_gpu else WHOLE_STEP_TOKENS
+    if config.topology is not None:
+        tokens = HANDED_STEP_TOKENS
     tokens = max(min(tokens, model.max_model_len * config.prefill_seqs), config.max_decode_seqs)
     return tokens, min(max(GPU_MIXED_TOKENS, 2 * config.max_decode_seqs), tokens) if on_gpu else None
 

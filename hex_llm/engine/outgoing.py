@@ -1,10 +1,11 @@
 """Requests whose blocks go to another engine: what of them is computed, what was sent, and for how long they wait."""
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hex_llm.engine.handover import Part, Porter
+from hex_llm.engine.handover import PARTS_IN_FLIGHT, Part, Porter
 from hex_llm.engine.limits import Limits
 from hex_llm.engine.request import Request
 from hex_llm.engine.step import Runner, Slice
@@ -20,6 +21,7 @@ class _Outgoing:
     blocks: Sequence[int] = ()
     num_ready: int = 0
     next: int = 0  # the block to be sent next, where somebody asks
+    early: deque[Part] = field(default_factory=deque)  # that were copied before, without a gap
     token: int | None = None  # the one after the blocks, once it is known
     since: float = field(default_factory=time.monotonic)  # when anything was last heard of it
 
@@ -31,7 +33,8 @@ class _Outgoing:
 
 class Outgoing:
     """Sends blocks as soon as the step that fills them has been handed to the device: the copy is made after it, and
-    beside the next one it is carried away.
+    beside the next one it is carried away. Who has not asked by then will do so soon, but the next step is handed over
+    sooner, and what the device copies after that waits for it. So a few parts are copied before they are asked for.
     """
 
     def __init__(self, runner: Runner, limits: Limits, porter: Porter):
@@ -40,6 +43,7 @@ class Outgoing:
         self._porter = porter
         self._requests: dict[str, _Outgoing] = {}
         self._asked: dict[str, _Outgoing] = {}  # of those: another engine waits for more of them
+        self._num_early = 0  # parts
 
     def add(self, request: Request) -> None:
         self._requests[request.id] = _Outgoing(request)
@@ -52,6 +56,8 @@ class Outgoing:
                 end = piece.start + piece.length
                 found.blocks = tuple(piece.request.blocks)
                 found.num_ready = -(-end // size) if piece.samples else end // size
+                if piece.request.id not in self._asked:
+                    self._copy_early(found, piece.start // size)
         self.send()
 
     def want(self, request_id: str, first: int) -> None:
@@ -76,7 +82,8 @@ class Outgoing:
 
     def forget(self, request_id: str, reason: str = "") -> None:
         """It has been taken, or will not be: then whoever asks is told the reason."""
-        self._requests.pop(request_id, None)
+        if found := self._requests.pop(request_id, None):
+            self._num_early -= len(found.early)
         if self._asked.pop(request_id, None) and reason:
             self._porter.refuse(request_id, reason)
 
@@ -88,10 +95,35 @@ class Outgoing:
         """What is there and asked for, as far as there is room."""
         for request_id, each in list(self._asked.items()):
             while each.has_blocks and each.next < each.num_ready and self._porter.has_room(request_id):
-                stop = min(each.next + self._runner.part_blocks, each.num_ready)
-                pages = self._runner.copy_out(each.blocks[each.next : stop])
-                self._porter.send(Part(request_id, each.next, stop - each.next, pages))
-                each.next, each.since = stop, time.monotonic()
+                part = self._next_part(each)
+                self._porter.send(part)
+                each.next, each.since = part.first + part.count, time.monotonic()
             if each.token is not None and each.next >= each.num_ready:
                 self._porter.finish(request_id, each.token, each.num_ready)
                 del self._asked[request_id]
+
+    def _next_part(self, each: _Outgoing) -> Part:
+        while each.early and each.early[0].first < each.next:  # who asks has some of it
+            self._take_early(each)
+        if not each.early:
+            return self._copy(each, each.next, each.num_ready)
+        first = each.early[0].first
+        return self._take_early(each) if first == each.next else self._copy(each, each.next, first)
+
+    def _copy(self, each: _Outgoing, first: int, stop: int) -> Part:
+        stop = min(first + self._runner.part_blocks, stop)
+        return Part(each.request.id, first, stop - first, self._runner.copy_out(each.blocks[first:stop]))
+
+    def _copy_early(self, each: _Outgoing, first: int) -> None:
+        """What was computed from block `first` on, after what was copied before."""
+        if each.early:
+            first = each.early[-1].first + each.early[-1].count
+        while first < each.num_ready and self._num_early < PARTS_IN_FLIGHT:
+            part = self._copy(each, first, each.num_ready)
+            each.early.append(part)
+            self._num_early += 1
+            first += part.count
+
+    def _take_early(self, each: _Outgoing) -> Part:
+        self._num_early -= 1
+        return each.early.popleft()

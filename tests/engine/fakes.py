@@ -137,6 +137,7 @@ class FakeRunner:
         self.page_table = np.zeros((limits.max_running, pages), np.int64)
         self.last_token = np.full(limits.max_running, -1)
         self.received: set[int] = set()  # blocks that were ever copied in
+        self.order: list[str] = []  # what it was given to do
         # What the host has told the device of each slot: whose it is, and how many blocks.
         self.told: dict[int, tuple[str, int]] = {}
 
@@ -168,6 +169,7 @@ class FakeRunner:
                 )
             )
             self.told[request.slot] = (request.id, len(request.blocks))
+        self.order.append("step")
         pending = FakeStep(self, rows, touched, written)
         self.unread.append(pending)
         self.steps.append([(piece.request.id, piece.start, piece.length) for piece in step])
@@ -182,6 +184,7 @@ class FakeRunner:
         assert 0 < len(blocks) <= self.part_blocks
         assert all(0 < block < self.limits.num_blocks for block in blocks)
         self._catch_up()
+        self.order.append("copy")
         return self.cache[list(blocks)]
 
     def copy_in(self, blocks: Sequence[int], pages: np.ndarray) -> None:

@@ -87,6 +87,25 @@ async def test_blocks_are_on_their_way_while_the_rest_of_the_prompt_is_computed(
     assert decode.engine.stats().total_received_blocks == sent(prefill) == 10
 
 
+@routed(2, num_prefill=1)
+async def test_blocks_of_a_step_are_copied_before_the_next_one_whoever_asks_for_them_later(router):
+    prefill, decode = several(router, step_tokens=8)
+    sink = add(router, range(40), 3)
+    for _ in range(3):
+        prefill.step()  # nobody has asked yet
+    steps, copies = prefill.engine._runner.order, []  # type: ignore[attr-defined]
+    assert steps[:4] == ["step", "copy", "step", "copy"], steps
+    decode.step()
+    prefill.step()
+    copies = [each for each in prefill.engine._runner.order if each == "copy"]  # type: ignore[attr-defined]
+    run([prefill, decode])
+    assert answered(sink)
+    assert len(copies) <= 4 + 1
+    assert sent(prefill) == 10
+    outgoing = prefill.engine._handovers._outgoing  # type: ignore[union-attr]
+    assert (outgoing._num_early, outgoing._requests, outgoing._asked) == (0, {}, {})
+
+
 @pytest.mark.parametrize("count", [2, 5])
 def test_what_several_answers_have_in_common_is_computed_once_and_sent_once(count):
     @routed(2, num_prefill=1)
