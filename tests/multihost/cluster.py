@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.multihost.machines import Machine, machines
-from tests.server.servers import FLAGS, free_port
+from tests.server.servers import FLAGS, children_of, free_port
 
 ASKER = Path(__file__).parent / "asker.py"
 PORT, COORDINATOR_PORT = 7080, 7090
+_GET = "import httpx, sys; print(httpx.get(sys.argv[1], timeout=20).text)"
 TWO_DEVICES = {"JAX_NUM_CPU_DEVICES": "2"}
 
 
@@ -59,6 +61,24 @@ class Hosts:
 
     def ask(self, bodies: Sequence[dict[str, Any]]) -> "Asked":
         return Asked(self.url, bodies, self._machines[0])
+
+    def metric(self, name: str) -> float:
+        """Whatever its labels are, added up."""
+        url = f"{self.url}/metrics"
+        command = [*self._machines[0].enter, sys.executable, "-c", _GET, url]
+        text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+        samples = re.findall(rf"^hexllm:{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
+        assert samples, f"there is no {name}"
+        return sum(map(float, samples))
+
+    def tasks(self, rank: int) -> list[dict[str, Any]]:
+        """What the engines on a host were told."""
+        lines, pids = [], [self.processes[rank].pid]
+        while pids:
+            children = children_of(pids.pop())
+            pids += children
+            lines += [line for line in children.values() if "hex_llm.engine_process" in line]
+        return [json.loads(line[line.index("{") :]) for line in lines]
 
     def end(self) -> None:
         for process in reversed(self.processes):

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.multihost.cluster import TWO_DEVICES, Asked
-from tests.multihost.test_hosts import LONG, RULES, alone, bodies, model
+from tests.multihost.test_hosts import LONG, PROMPTS, RULES, alone, bodies, model
+from tests.server.replicas import sample
 from tests.server.servers import RunningServer, children_of, running_server
 
 pytest.importorskip("ray")
@@ -74,3 +75,11 @@ def test_four_hosts_on_ray_answer_as_one_process(model, alone, tmp_path):
     with ray_server(model, tmp_path / "log", "--num_hosts=4", "--tensor_parallel_size=8", "--no-warmup") as server:
         assert len(actors(server)) == 4
         assert Asked(server.url, bodies(RULES)).texts() == alone["rules"]
+
+
+@pytest.mark.slow
+def test_engines_on_ray_hand_requests_over(model, alone, tmp_path):
+    flags = ("--num_hosts=2", "--disagg_topo=1,1", "--tensor_parallel_size=2", "--dtype=float32")
+    with ray_server(model, tmp_path / "log", *flags) as server:
+        assert Asked(server.url, bodies(RULES)).texts() == alone["rules"]
+        wait_for(lambda: sample(server, "kv_transfers_total") == len(PROMPTS), 5)

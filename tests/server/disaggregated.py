@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.server.replicas import sample, wait_for
+from tests.server.replicas import sample
 from tests.server.servers import RunningServer, running_server
 
 _CHECKED = Path(__file__).parent / "checked"
-_NEWS_S = 1.2  # after which engines have told all that they had counted before
-_BUSY = ("requests_in_flight", 'kv_blocks{state="used"}', 'kv_blocks{state="held"}', "num_requests_waiting_for_kv")
+_NEWS_S = 0.4  # after which engines have told all that they had counted before
+_OF_TWO_KINDS = ('kv_blocks{state="held"}', "num_requests_waiting_for_kv")
+_BUSY = ("requests_in_flight", 'kv_blocks{state="used"}', *_OF_TWO_KINDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,11 @@ def checked_server(folder: Path | None, log: Path, *flags: str, devices: int) ->
 def settled(server: RunningServer, *, plain: bool = False) -> Counts:
     """What engines have counted once they are at rest, with nothing left on any of them."""
     time.sleep(_NEWS_S)
-    busy = [name for name in _BUSY if not (plain and ("held" in name or "for_kv" in name))]
-    wait_for(
-        lambda: not any(sample(server, name) for name in busy),
-        10,
-        f"something is left: { {name: sample(server, name) for name in busy} }",
-    )
+    busy = [name for name in _BUSY if not (plain and name in _OF_TWO_KINDS)]
+    deadline = time.monotonic() + 10
+    while left := {name: value for name in busy if (value := sample(server, name))}:
+        assert time.monotonic() < deadline, f"something is left: {left}"
+        time.sleep(0.1)
     assert sample(server, "invariant_violations_total") == 0, server.log.read_text()[-4000:]
     assert sample(server, "xla_compiles_after_ready_total") == 0
     assert sample(server, "internal_errors_total") == 0

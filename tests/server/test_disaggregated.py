@@ -64,13 +64,14 @@ class Topology:
 # What differs otherwise is spread over the topologies: a start takes longer than all the questions.
 TOPOLOGIES = (
     Topology(1, 1),
-    Topology(3, 1, flags=("--no-async_scheduling",)),
+    Topology(2, 1, flags=("--no-async_scheduling",)),
     Topology(1, 2, flags=("--kv_transfer_path=jax",)),
     Topology(1, 1, tensor=(2, 1)),
 )
 MORE = (
     Topology(2, 1),
     Topology(3, 1),
+    Topology(3, 1, flags=("--no-async_scheduling",)),
     Topology(1, 2),
     Topology(1, 1, tensor=(2, 2)),
     Topology(2, 1, tensor=(2, 2)),
@@ -90,7 +91,8 @@ def tokens(length: int, number: int) -> list[int]:
 
 
 def completion(length: int, number: int, **settings: Any) -> tuple[str, dict[str, Any]]:
-    return COMPLETIONS, {"prompt": tokens(length, number), "max_tokens": 16, "temperature": 0} | settings
+    asked = {"prompt": tokens(length, number), "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+    return COMPLETIONS, asked | settings
 
 
 def chat(text: str, **settings: Any) -> tuple[str, dict[str, Any]]:
@@ -111,12 +113,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "greedy, many blocks exactly": completion(5 * BLOCK, 5),
     "greedy, a chunk exactly": completion(CHUNK, 6),
     "greedy, several chunks": completion(1900, 7),
-    "greedy, several chunks, streamed": completion(1900, 8, **STREAM),
-    "greedy, several chunks of blocks exactly": completion(4 * CHUNK, 9, **STREAM),
+    "greedy, several chunks, streamed": completion(700, 8, **STREAM),
+    "greedy, several chunks of blocks exactly": completion(2 * CHUNK, 9, **STREAM),
     "greedy, up to the end of the context": completion(2040, 10, max_tokens=8),
     "drawn": completion(40, 11, seed=1, **DRAWN),
     "drawn, streamed": completion(41, 12, seed=2, **DRAWN, **STREAM),
-    "drawn, several chunks": completion(700, 13, seed=3, **DRAWN),
+    "drawn, several chunks": completion(600, 13, seed=3, **DRAWN),
     "top_p": completion(30, 14, seed=4, top_p=0.7, **DRAWN),
     "top_k": completion(30, 15, seed=5, top_k=9, **DRAWN, **STREAM),
     "presence_penalty": completion(30, 16, presence_penalty=1.5),
@@ -135,7 +137,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "an answer of one token": completion(30, 29, max_tokens=1),
     "an answer of one token, streamed": completion(300, 30, max_tokens=1, **STREAM),
     "an answer of two tokens": completion(300, 31, max_tokens=2),
-    "ignore_eos": completion(30, 32, max_tokens=40, ignore_eos=True),
+    "until it ends by itself": completion(5, 1, max_tokens=100, ignore_eos=False),
+    "until it ends by itself, drawn": completion(30, 32, seed=12, max_tokens=100, ignore_eos=False, **DRAWN, **STREAM),
     "two prompts": (COMPLETIONS, {"prompt": [tokens(30, 33), tokens(90, 34)], "max_tokens": 16, "temperature": 0}),
     "chat": chat("Tell me about a fox."),
     "chat, streamed": chat("Tell me about a hen.", **STREAM),
@@ -147,7 +150,7 @@ STORY: dict[str, Any] = {"prompt": "Once upon a time, there was", "max_tokens": 
 
 @dataclass(frozen=True)
 class Answer:
-    """Whole or put together from a stream, of which `pieces` is how many tokens' worth came apart."""
+    """Whole, or put together from a stream."""
 
     choices: list[dict[str, Any]]
     usage: dict[str, Any]
@@ -204,13 +207,13 @@ class Told:
     """What a server answers, and what it has counted meanwhile."""
 
     cases: dict[str, Answer]
-    stopped: list[Answer]
-    several: Answer
+    stopped: list[Answer]  # by strings and tokens
+    several: Answer  # three choices
     long: list[Answer]  # the same prompt again and again
     of_several: Counts
-    of_long: Counts
-    of_again: Counts
-    of_one: Counts
+    of_long: Counts  # of the first
+    of_again: Counts  # of the others
+    of_one: Counts  # of the same for one token
 
 
 def stops(story: str) -> list[dict[str, Any]]:
@@ -230,12 +233,12 @@ def tell(server: RunningServer, *, plain: bool = False) -> Told:
     asked += [STORY | {"stop_token_ids": [story["token_ids"][place]]} for place in (0, 6)]
     stopped = [ask(server, COMPLETIONS, body) for body in asked]
     counts = [settled(server, plain=plain)]
-    several = ask(server, *completion(83, 100, n=3, seed=1, ignore_eos=True, **DRAWN))
+    several = ask(server, *completion(83, 100, n=3, seed=1, **DRAWN))
     counts.append(settled(server, plain=plain))
-    question = completion(1900, 101, max_tokens=8, ignore_eos=True)
+    question = completion(1900, 101, max_tokens=8)
     long = [ask(server, *question)]
     counts.append(settled(server, plain=plain))
-    long += [ask(server, *question), ask(server, *completion(1900, 101, ignore_eos=True, **STREAM))]
+    long += [ask(server, *question), ask(server, *completion(1900, 101, **STREAM))]
     counts.append(settled(server, plain=plain))
     ask(server, *completion(1900, 101, max_tokens=1))
     counts.append(settled(server, plain=plain))
@@ -262,6 +265,7 @@ def check(server: RunningServer, alone: Told) -> None:
         assert_equal(told.cases[name].choices, answer.choices, name)
         assert_equal(told.cases[name].usage, answer.usage, name)
     for number, answer in enumerate(alone.stopped):
+        assert answer.choices[0]["finish_reason"] == "stop"
         assert_equal(told.stopped[number].choices, answer.choices, f"stop {number}")
     assert_equal(told.several.choices, alone.several.choices, "several")
     assert len({choice["text"] for choice in told.several.choices}) == 3
@@ -272,8 +276,7 @@ def check(server: RunningServer, alone: Told) -> None:
         cached = 0 if not number else 1899 // UNIT * UNIT
         assert answer.usage["prompt_tokens_details"]["cached_tokens"] == cached
 
-    # Ten blocks that three answers share, and to each of them the last, in which they go on. Of the second answer and
-    # the third, the prompts' engine computes no more than the few tokens after those.
+    # Ten blocks that three answers share, and for each the last one, in which they go on.
     assert told.of_several.transfers == 3
     assert told.of_several.num_bytes == (83 // BLOCK + 3) * BLOCK_BYTES
     # Chunk by chunk, then token by token: as many steps as where one engine does it all, so nothing was done twice.
@@ -295,7 +298,7 @@ def check(server: RunningServer, alone: Told) -> None:
 @pytest.mark.parametrize(
     "topology", [*TOPOLOGIES, *(pytest.param(each, marks=pytest.mark.slow) for each in MORE)], ids=str
 )
-def test_engines_of_two_kinds_answer_as_one_that_does_all(topology, alone, tmp_path, capsys):
+def test_engines_of_two_kinds_answer_as_one_that_does_all(topology, alone, tmp_path):
     with serving(topology, tmp_path / "log") as server:
         check(server, alone)
         if topology == TOPOLOGIES[0]:

@@ -163,7 +163,7 @@ def test_undisturbed_engines_of_two_kinds_answer_as_one(one_and_one, undisturbed
         (0, signal.SIGKILL, "while it hands over"),
         (1, signal.SIGKILL, "while it hands over"),
         (1, signal.SIGKILL, "while it decodes"),
-        (0, signal.SIGSTOP, "while it hands over"),
+        pytest.param(0, signal.SIGSTOP, "while it hands over", marks=pytest.mark.slow),
     ],
 )
 def test_the_only_engine_of_a_kind_goes_and_the_other_kind_does_all(
@@ -172,15 +172,17 @@ def test_the_only_engine_of_a_kind_goes_and_the_other_kind_does_all(
     disturb(one_and_one, undisturbed, 1, victim, number, situation)
 
 
+@pytest.mark.slow
 def test_another_engine_for_prompts_takes_over(two_and_one, undisturbed):
     disturb(two_and_one, undisturbed, 2, 1, signal.SIGKILL, "while it hands over")
 
 
-@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("situation", ["while it hands over", pytest.param("while it decodes", marks=pytest.mark.slow)])
 def test_another_engine_for_answers_takes_over(one_and_two, undisturbed, situation):
     disturb(one_and_two, undisturbed, 1, 2, signal.SIGKILL, situation)
 
 
+@pytest.mark.slow
 def test_several_http_processes_lose_nothing_with_an_engine(folder, undisturbed, tmp_path):
     with checked_server(
         folder, tmp_path / "log", *FLAGS, "--disagg_topo=1,1", "--api_server_count=2", devices=2

@@ -1,5 +1,6 @@
-"""Python runs this when it starts, where the folder is on its path: an engine then looks whenever it is idle, and not
-once a minute, whether it has lost anything; also whether anything is still on its way between it and others."""
+"""Python runs this when it starts, where the folder is on its path: an engine then tells ten times a second how it is,
+and looks whenever it is idle, not once a minute, whether it has lost anything; also whether anything is still on its
+way between it and others."""
 
 import sys
 import time
@@ -38,5 +39,6 @@ if "hex_llm.engine_process" in sys.orig_argv:
                 time.sleep(0.02)
             assert not found, f"an idle engine has {', and '.join(found)}"
 
+    host.HEARTBEAT_S = 0.1
     host._CHECK_S = 0.0
     Engine.check = check_all
