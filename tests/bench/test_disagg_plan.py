@@ -176,9 +176,9 @@ def test_steps_are_cut_as_the_server_cuts_them():
     for steps, config in ((chunked, Config(enable_chunked_prefill=True)), (whole, Config())):
         assert (steps.prefills, steps.padding) == (config.prefill_seqs, config.smallest_prefill)
     gpu = PRESETS["h200-llama-3.1-8b"].bounds
-    assert (split_steps(gpu).tokens, split_steps(gpu).mixed_tokens) == (build.CHUNKED_STEP_TOKENS, 512)
+    assert (split_steps(gpu).tokens, split_steps(gpu).mixed_tokens) == (build.HANDED_STEP_TOKENS, 512)
     assert split_steps(replace(gpu, split_tokens=256)).mixed_tokens == 256
-    assert split_steps(bounds) == chunked
+    assert split_steps(bounds).tokens == build.HANDED_STEP_TOKENS
     assert [chunked.padded(each) for each in (1, 128, 129, 1025, 2048)] == [128, 128, 256, 2048, 2048]
 
 

@@ -89,7 +89,7 @@ class Options:
         "Worker", None, "Most tokens of a step that also decodes; step_tokens unless given, 512 on a GPU."
     )
     split_tokens: int | None = flag(
-        "Worker", None, "Most tokens of a step in a split; step_tokens unless given, and at most 2048 then."
+        "Worker", None, "Most tokens of a step in a split; step_tokens unless given, and at most 1024 then."
     )
     kv_bytes_per_token: int | None = flag("Worker", None, "Bytes of a token's keys and values in all layers.")
     transfer_gb_per_s: float | None = flag(

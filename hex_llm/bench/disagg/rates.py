@@ -6,6 +6,7 @@ from hex_llm.errors import ConfigError
 
 # As hex_llm/build.py has them, which cannot be imported without JAX; a test compares.
 CHUNKED_STEP_TOKENS = 2048
+HANDED_STEP_TOKENS = 1024
 WHOLE_STEP_TOKENS = 8192
 CHUNKED_PADDING = 128
 WHOLE_PADDING = 512
@@ -103,7 +104,7 @@ def chunked_steps(bounds: Bounds) -> Steps:
 
 def split_steps(bounds: Bounds) -> Steps:
     """Pages go on step by step, so that the server takes smaller steps where it would take large ones otherwise."""
-    tokens = bounds.split_tokens or max(min(bounds.step_tokens, CHUNKED_STEP_TOKENS), bounds.max_decode_seqs)
+    tokens = bounds.split_tokens or max(min(bounds.step_tokens, HANDED_STEP_TOKENS), bounds.max_decode_seqs)
     return Steps(True, tokens, min(bounds.mixed_tokens, tokens), CHUNKED_PADDING, CHUNKED_PREFILLS)
 
 
