@@ -128,7 +128,7 @@ async def test_who_asks_while_a_step_is_waited_for_gets_what_is_there(router):
     assert sent(prefill) == 0
     prefill.step()
     prefill.step()  # which waits for the one before
-    assert max(seen) == 3
+    assert max(seen) >= 3
     prefill.engine.while_waiting = lambda: None
     runner.num_looks = 0  # type: ignore[attr-defined]
     run([prefill, decode])
