@@ -1,11 +1,13 @@
 """What long prompts do to answers that are under way: the plain server, and one with an engine for prompts of its own.
 
-    python -m benchmarks.disagg_interference                       # on the CPU, the built-in model, two devices
-    python -m benchmarks.disagg_interference --model=... --device  # on whatever JAX finds, see --help
+    JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=2 python -m benchmarks.disagg_interference --plain=--data_parallel_size=2
+    python -m benchmarks.disagg_interference --one_card -- --model=FOLDER --load_format=dummy    # one GPU
 
 Some streams decode all the while; then long prompts, no two alike, arrive at a steady rate, each with a short answer.
 What counts is the time between two tokens of the streams while prompts are being worked on. Every server has the same
-devices in all: engines of the plain ones are two copies (--data_parallel_size=2), or one where there is one device.
+devices in all: the plain ones have two engines too (--data_parallel_size=2). With --one_card the two engines of the
+split server share a GPU, by halves of its memory and, as its driver does it, by slices of its time; the plain ones have
+one engine, which has it all.
 """
 
 import argparse
@@ -69,6 +71,10 @@ def main() -> None:
     print(f"{load}\n{'':24} {'p50 ITL':>9} {'p90':>9} {'p99':>9} {'most':>9} {'p50 TTFT':>11} {'p99 TTFT':>11}   ms")
     measured = {}
     for name, flags in servers.items():
+        if arguments.one_card:
+            split = name == "disagg_topo=1,1"
+            os.environ |= {"CUDA_VISIBLE_DEVICES": "0,0" if split else "0"}
+            os.environ |= {"XLA_CLIENT_MEM_FRACTION": "0.45" if split else "0.9"}
         measured[name] = _measure(name, [*arguments.flags, *flags], load, Path(arguments.logs))
         print(f"{name:24} {measured[name].row()}", flush=True)
     ratio = measured["disagg_topo=1,1"].p99 / measured["plain"].p99
@@ -87,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rate", type=float, default=0.5)
     parser.add_argument("--plain", action="append", default=[], help="a flag of the plain servers")
     parser.add_argument("--split", action="append", default=["--disagg_topo=1,1"], help="a flag of the other")
+    parser.add_argument("--one_card", action="store_true", help="two engines on one GPU")
     parser.add_argument("--logs", default=tempfile.gettempdir(), help="a folder for what servers say")
     parser.add_argument("flags", nargs="*", help="flags of all servers, after --")
     return parser

@@ -297,7 +297,9 @@ def _step_tokens(config: Config, model: Model) -> tuple[int, int | None]:
     if config.max_num_batched_tokens is not None:
         return config.max_num_batched_tokens, None
     on_gpu = config.enable_chunked_prefill and backend() == "gpu"
-    tokens = CHUNKED_STEP_TOKENS if config.enable_chunked_prefill and not on_gpu else WHOLE_STEP_TOKENS
+    # Blocks of a prompt go to another engine step by step: smaller ones let them go earlier.
+    by_pieces = config.enable_chunked_prefill and (not on_gpu or config.topology is not None)
+    tokens = CHUNKED_STEP_TOKENS if by_pieces else WHOLE_STEP_TOKENS
     tokens = max(min(tokens, model.max_model_len * config.prefill_seqs), config.max_decode_seqs)
     return tokens, min(max(GPU_MIXED_TOKENS, 2 * config.max_decode_seqs), tokens) if on_gpu else None
 

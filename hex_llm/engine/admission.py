@@ -76,7 +76,8 @@ def _tokens(prompt: object) -> np.ndarray:
 def _check_bounds(request: Request, tokens: np.ndarray, limits: Limits) -> None:
     check_rules(request.sampling, request.bad_words, len(request.stop_ids), limits.vocab_size)
     assert bool(request.sampling.bad_words) <= bool(request.bad_words), "bad words need their tokens"
-    if request.sampling.min_tokens > request.max_output:
+    # Where another engine goes on with it, the output here is one token of many.
+    if request.sampling.min_tokens > request.max_output and not request.hands_over:
         raise RequestError(
             f"min_tokens={request.sampling.min_tokens} is more than the {request.max_output} tokens "
             "that the output may have.",

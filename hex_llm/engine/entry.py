@@ -45,6 +45,7 @@ class Group:
     name: str
     size: int = 0
     begun: bool = False  # one of them
+    answers: int = -1  # the engine that one of them went to for its answer
 
 
 class Entry:

@@ -62,8 +62,8 @@ class Complete:
 
     request_id: str
     token: int
-    seconds: float  # since they were asked for
-    exposed: float  # of them, since the token was there
+    seconds: float  # that it took to carry them, part by part
+    exposed: float  # seconds since the token was there, which nothing was computed in
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Stats:
     """The engine at one moment. What starts with `total` only ever grows."""
 
-    running: int
+    running: int  # but for those that are `coming`
     waiting: int
     blocks: int  # that can be given out
     blocks_used: int  # by running requests, or waiting for a step under way
@@ -39,6 +39,6 @@ class Stats:
     total_handed_over: int = 0  # requests whose blocks another engine has
     total_received_blocks: int = 0
     total_received_bytes: int = 0
-    total_transfer_seconds: float = 0.0  # from asking for a request's blocks to having all of them
-    total_exposed_seconds: float = 0.0  # the part of it after the first token was there
+    total_transfer_seconds: float = 0.0  # that it took to carry them, part by part
+    total_exposed_seconds: float = 0.0  # from the first token's being there to the last block's
     total_transfers_lost: int = 0  # requests whose blocks could not be had

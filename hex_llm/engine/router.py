@@ -187,7 +187,7 @@ class Router:
         elif there.num_requests:
             logger.warning("Replica %d is lost; the others take over its %d requests.", there.index, there.num_requests)
 
-    def go_on(self, entry: Entry) -> None:
+    def go_on(self, entry: Entry, *, again: bool = False) -> None:
         """Sends a request, whose prompt is being computed, also to an engine that goes on with it."""
         first, handed = entry.load, entry.handed
         decode = [each for each in self._up() if self._is_for_answers(each)]
@@ -200,7 +200,10 @@ class Router:
         keys = self._keys(decode[0], handed)
         num_answer = self._expected(entry.request)
         need = {each: _num_uncached(each, handed, keys) + num_answer for each in decode}
-        there = min(decode, key=lambda each: _fullness(each, need[each]))
+        fullness = {each: _fullness(each, need[each]) for each in decode}
+        # What the sequences of a group share goes to one engine, and once, while that has room for them.
+        joined = [each for each in decode if each.index == entry.group.answers and fullness[each][0] <= 1]
+        there = min(joined or decode, key=lambda each: fullness[each])
         request = replace(
             handed,
             hands_over=False,
@@ -214,6 +217,8 @@ class Router:
             self.fail(entry, error)
         else:
             entry.next_load = Load(there, 0, num_answer, handed.num_known + num_answer)
+            entry.group.answers = there.index
+            self.on_send(there.index, again)
 
     def replay(self, entry: Entry, error: HexError) -> None:
         """The replica is lost that had a request: another one takes it over."""
@@ -230,7 +235,7 @@ class Router:
             entry.next_load.end()
             entry.next_load = None
             entry.early = []
-            self.go_on(entry)
+            self.go_on(entry, again=True)
         else:
             self.replay(entry, error)
 
@@ -357,7 +362,7 @@ def _fullness(there: Replica, num_tokens: int) -> tuple[float, ...]:
     used, running = there.num_kv, there.num_requests
     if alive is not None:
         used = max(used, alive.stats.blocks_used * limits.block_size)
-        running = max(running, alive.stats.running + alive.stats.waiting)
+        running = max(running, alive.stats.running + alive.stats.coming + alive.stats.waiting)
     fullest = max((used + num_tokens) / limits.kv_tokens, (running + 1) / limits.max_running)
     return fullest, there.num_outstanding, there.last_sent
 

@@ -158,7 +158,7 @@ class Scheduler:
 
     def stats(self) -> Stats:
         return Stats(
-            running=len(self.running),
+            running=len(self.running) - len(self.coming),
             waiting=len(self.waiting),
             blocks=self.pool.num_blocks,
             blocks_used=self.pool.num_blocks - self.pool.num_free,

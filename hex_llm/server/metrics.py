@@ -237,7 +237,7 @@ class _Now(Collector):
         if self._roles:
             yield "kv_transfers", "Sequences whose blocks went to another engine.", stats.total_received
             yield "kv_transfer_bytes", "Bytes of their blocks.", stats.total_received_bytes
-            yield "kv_transfer_seconds", "From asking for blocks to having all of them.", stats.total_transfer_seconds
+            yield "kv_transfer_seconds", "That it took to carry blocks, part by part.", stats.total_transfer_seconds
             yield (
                 "kv_transfer_exposed_seconds",
                 "Of these, the seconds after the first token was there.",

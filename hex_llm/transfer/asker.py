@@ -11,12 +11,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import jax
+
 from hex_llm.engine.handover import PARTS_IN_FLIGHT, Part
 from hex_llm.frames import Broken
+from hex_llm.transfer.copying import to_host
 from hex_llm.transfer.line import Line
 from hex_llm.transfer.offers import Offers
 from hex_llm.transfer.slots import Slots
-from hex_llm.transfer.staging import Staging, num_bytes, to_host
+from hex_llm.transfer.staging import Staging, num_bytes
 from hex_llm.transfer.words import Beat, Carried, Word
 
 logger = logging.getLogger(__name__)
@@ -39,7 +42,7 @@ class Asker:
         self._released = released
         self._words: queue.SimpleQueue[Word | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._parts: deque[tuple[int, Part]] = deque()
+        self._parts: deque[tuple[int, Part, int]] = deque()
         self._free = deque(range(PARTS_IN_FLIGHT))
         self._offered: dict[int, int] = {}  # slots whose part stays here until it is fetched, and its ticket
         self._in_hand = 0  # parts that are neither waiting nor offered
@@ -55,11 +58,17 @@ class Asker:
     def say(self, word: Word) -> None:
         self._words.put(word)
 
-    def send(self, number: int, part: Part) -> None:
+    @property
+    def cuts_parts(self) -> bool:
+        """Whether it can be sent less than a whole part."""
+        return isinstance(self._carrier, Slots)
+
+    def send(self, number: int, part: Part, skip: int = 0) -> None:
+        """All blocks of the part but the first few, which the other engine has."""
         with self._lock:
             if not self._parts:
                 self._moved = time.monotonic()
-            self._parts.append((number, part))
+            self._parts.append((number, part, skip))
         self._words.put(None)
 
     def discard(self, number: int) -> None:
@@ -127,14 +136,16 @@ class Asker:
         with self._lock:
             if self._left or not (self._parts and self._free):
                 return False
-            number, part = self._parts.popleft()
+            number, part, skip = self._parts.popleft()
             slot = self._free.popleft()
             self._in_hand += 1
-        first, count, ticket = part.first, part.count, 0
+        first, count, ticket = part.first + skip, part.count - skip, 0
         try:
+            jax.block_until_ready(part.pages)  # the step that fills them comes first, which is none of our time
+            started = time.monotonic()
             if isinstance(self._carrier, Slots):
                 data = self._carrier[slot][: num_bytes(self._staging, count)]
-                to_host(part.pages, count, data)
+                to_host(part.pages, skip, count, data)
             else:
                 data = memoryview(b"")
                 ticket = self._carrier.offer(part.pages)
@@ -147,7 +158,7 @@ class Asker:
                 tickets = [*self._offered.values()] if self._left else []
             self._withdraw(tickets)
             self._released()
-        self._line.send(Carried(number, first, count, slot, ticket))
+        self._line.send(Carried(number, first, count, slot, ticket, time.monotonic() - started))
         if self._streams:
             self._line.send_bytes(data)
         with self._lock:

@@ -22,8 +22,8 @@ class Fetch:
     request_id: str
     source: Source
     next: int  # the block that is to come next
-    started: float
     heard: float  # when anything last came of it
+    seconds: float = 0.0  # that its parts took to be carried
     token: int = 0
     token_came: float = 0.0
     end: int | None = None  # the block after the last; known with the token
@@ -61,7 +61,7 @@ class Fetching:
             if source is None:
                 source = self._sources[address] = self._connect(address, self)
             number, now = next(self._new_numbers), time.monotonic()
-            self._fetches[number] = Fetch(number, request_id, source, first, started=now, heard=now)
+            self._fetches[number] = Fetch(number, request_id, source, first, heard=now)
             self._numbers[request_id] = number
             source.say(Ask(number, request_id, first))
 
@@ -116,7 +116,7 @@ class Fetching:
         with self._changed:
             return number in self._fetches
 
-    def came(self, number: int, count: int, pages: jax.Array) -> None:
+    def came(self, number: int, count: int, pages: jax.Array, seconds: float) -> None:
         with self._changed:
             fetch = self._fetches.get(number)
             if fetch is None:
@@ -124,6 +124,7 @@ class Fetching:
             part = Part(fetch.request_id, fetch.next, count, pages)
             fetch.coming = 0
             fetch.next += count
+            fetch.seconds += seconds
             fetch.heard = time.monotonic()
             fetch.landed[part.first] = id(part)
             self._tell(Came(part, num_bytes(self._staging, count)))
@@ -165,8 +166,8 @@ class Fetching:
         if fetch.end is not None and fetch.next > fetch.end:
             self._lose(fetch, f"Its block {fetch.next - 1} came, and it has {fetch.end}.")
         elif fetch.is_complete:
-            now = time.monotonic()
-            self._tell(Complete(fetch.request_id, fetch.token, now - fetch.started, now - fetch.token_came))
+            exposed = time.monotonic() - fetch.token_came
+            self._tell(Complete(fetch.request_id, fetch.token, fetch.seconds, exposed))
 
     def _num_landed(self) -> int:
         return sum(fetch.coming + len(fetch.landed) for fetch in self._fetches.values())

@@ -31,7 +31,7 @@ class Given:
     """A request that was asked for.
 
     What the engine sends may be meant for whoever asked before, if it does not know yet of who asks now. The content is
-    the same, so that a part is right for anybody who lacks just these blocks; and as `reached` is all there is when the
+    the same, so that a part is right for anybody whose next block is in it; and as `reached` is all there is when the
     engine says that it has sent all, whoever has less is not finished.
     """
 
@@ -81,9 +81,14 @@ class Giving:
                 return
             end = part.first + part.count
             given.reached = max(given.reached, end)
-            if given.asker is not None and part.first == given.next:
-                given.next = end
-                given.asker.send(given.number, part)
+            if given.asker is None or not part.first <= given.next < end:
+                return
+            skip, given.next = given.next - part.first, end
+            if skip and not given.asker.cuts_parts:
+                self._turn_away(given, "it was asked for again while its blocks were sent to another engine")
+                self._leave(part.request_id)
+            else:
+                given.asker.send(given.number, part, skip)
 
     def finish(self, request_id: str, token: int) -> None:
         with self._lock:

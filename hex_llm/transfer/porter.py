@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from hex_llm.engine.handover import FromPorter, Part
+from hex_llm.transfer.copying import prepare
 from hex_llm.transfer.fetching import Fetching
 from hex_llm.transfer.giving import Giving
 from hex_llm.transfer.offers import TransferServer
@@ -25,6 +26,7 @@ class DevicePorter:
         silence: float = SILENCE_S, patience: float = PATIENCE_S,
     ):  # fmt: skip
         """Listens at `address`; raises PortError where that cannot be."""
+        prepare(staging)
         server = TransferServer(_host(address)) if path == "jax" else None
         devices = staging.sharding.device_set
         hello = Hello(
@@ -46,7 +48,8 @@ class DevicePorter:
     def address(self) -> str:
         return self._giving.address
 
-    def has_room(self, request_id: str) -> bool:
+    def has_room(self, request_id: str | None = None) -> bool:
+        """For a part of this request; else for one of a request that nobody has a share of yet."""
         return self._giving.has_room(request_id)
 
     def send(self, part: Part) -> None:

@@ -1,8 +1,10 @@
 """The engine that blocks are fetched from: a connection to it, made when it is first asked for something."""
 
+import gc
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -12,14 +14,16 @@ import jax
 from hex_llm import channel
 from hex_llm.engine.handover import PARTS_IN_FLIGHT
 from hex_llm.frames import Broken
+from hex_llm.transfer.copying import to_device
 from hex_llm.transfer.line import Line
 from hex_llm.transfer.offers import TransferServer, pull, take_here
 from hex_llm.transfer.paths import Asked, Path, Unfit, choose
 from hex_llm.transfer.slots import SHARED, Slots, memory_file
-from hex_llm.transfer.staging import Staging, num_bytes, to_device
+from hex_llm.transfer.staging import Staging, num_bytes
 from hex_llm.transfer.words import Beat, Begin, Carried, Finished, Freed, FromSource, Hello, Refused, Word
 
 _CONNECT_S = 10.0
+_COLLECT_S = 0.01
 
 
 class Fetches(Protocol):
@@ -35,7 +39,9 @@ class Fetches(Protocol):
 
     def wants(self, number: int) -> bool: ...
 
-    def came(self, number: int, count: int, pages: jax.Array) -> None: ...
+    def came(self, number: int, count: int, pages: jax.Array, seconds: float) -> None:
+        """It took so long to carry it, without what it waited for."""
+        ...
 
     def finished(self, number: int, token: int, end: int) -> None: ...
 
@@ -66,6 +72,7 @@ class Source:
         self._server = server
         self._silence = silence
         self._words: queue.SimpleQueue[Word | None] = queue.SimpleQueue()
+        self._lent: set[int] = set()  # slots that are not given back
         self.ended = threading.Event()
         threading.Thread(target=self._run, daemon=True, name=f"fetch from {address}").start()
 
@@ -123,46 +130,69 @@ class Source:
             os.close(file)
 
     def _way(self, path: Path, there: Hello, memory: Slots | None) -> Callable[[Carried], jax.Array]:
-        """How a part is had that the source has told of."""
+        """How a part is had that the source has told of. Each gives back the slot."""
         staging = self._staging
 
         def through_host(word: Carried) -> jax.Array:
             assert memory is not None
-            return to_device(memory[word.slot][: num_bytes(staging, word.count)], word.count, staging)
+            data = memory[word.slot][: num_bytes(staging, word.count)]
+            return to_device(data, word.count, staging, partial(self._words.put, Freed(word.slot)))
+
+        def within_process(word: Carried) -> jax.Array:
+            pages = take_here(word.ticket, staging)
+            self._words.put(Freed(word.slot))
+            return pages
 
         if path == "host":
             return through_host
         if path == "device":
-            return lambda word: take_here(word.ticket, staging)
+            return within_process
         assert self._server is not None
         connection = self._server.connect(there.transfer_server)
 
         def by_server(word: Carried) -> jax.Array:
-            wanted = partial(self._fetches.wants, word.number)
-            return pull(connection, word.ticket, word.count, staging, seconds=self._silence, wanted=wanted)
+
+            def wanted() -> bool:
+                return not self.ended.is_set() and self._fetches.wants(word.number)
+
+            pages = pull(connection, word.ticket, word.count, staging, seconds=self._silence, wanted=wanted)
+            self._words.put(Freed(word.slot))
+            return pages
 
         return by_server
 
     def _take(self, word: Carried, line: Line, get: Callable[[Carried], jax.Array], stream: Slots | None) -> None:
         if not (0 < word.count <= max(self._staging.counts) and 0 <= word.slot < PARTS_IN_FLIGHT):
             raise Broken(f"A part of {word.count} blocks in slot {word.slot} cannot be.")
+        started = time.monotonic()
         if stream is not None:
             line.receive_bytes(stream[word.slot][: num_bytes(self._staging, word.count)])
-        pages = get(word) if self._fetches.expects(word.number, word.first) else None
-        self._words.put(Freed(word.slot))
-        if pages is not None:
-            self._fetches.came(word.number, word.count, pages)
+        self._lent.add(word.slot)
+        if self._fetches.expects(word.number, word.first):
+            pages = get(word)
+            self._fetches.came(word.number, word.count, pages, word.seconds + time.monotonic() - started)
+        else:
+            self._words.put(Freed(word.slot))
 
     def _write(self, line: Line) -> None:
+        every = self._silence / 30
+        beaten = time.monotonic()
         try:
             while not self.ended.is_set():
                 try:
-                    word = self._words.get(timeout=self._silence / 30)
+                    word = self._words.get(timeout=min(every, _COLLECT_S) if self._lent else every)
                 except queue.Empty:
-                    word = Beat()
-                    self._fetches.tick(self)
+                    word = None
+                    if self._lent:
+                        gc.collect(0)  # JAX keeps memory of parts that are gone until something makes it look
                 if word is not None:
                     line.send(word)
+                if isinstance(word, Freed):
+                    self._lent.discard(word.slot)
+                if time.monotonic() - beaten >= every:
+                    line.send(Beat())
+                    self._fetches.tick(self)
+                    beaten = time.monotonic()
         except (OSError, Broken):
             pass  # whoever reads finds out why
         finally:

@@ -66,6 +66,7 @@ class Carried(Word, frozen=True):
     count: int
     slot: int
     ticket: int
+    seconds: float  # that it has taken so far, once it was computed
 
 
 class Finished(Word, frozen=True):

@@ -14,6 +14,8 @@ class FakePorter:
         self.address = address
         self.said: deque[FromPorter] = deque()
         self.askers: dict[str, FakePorter] = {}  # who asks here, by request
+        self.next: dict[str, int] = {}  # the block that they get next
+        self.reached: dict[str, int] = {}  # the end of those that were sent to anybody, or that anybody had
         self.sources: dict[str, FakePorter] = {}  # whom is asked from here
         self.under_way: list[tuple[Part, FakePorter]] = []
         self.num_sent = 0  # blocks
@@ -31,13 +33,19 @@ class FakePorter:
 
     def send(self, part: Part) -> None:
         assert self.has_room(part.request_id)
-        if asker := self.askers.get(part.request_id):
+        """What is meant for whoever asked before is nothing to one that lacks other blocks."""
+        end = part.first + part.count
+        self.reached[part.request_id] = max(self.reached.get(part.request_id, 0), end)
+        asker = self.askers.get(part.request_id)
+        if asker is not None and part.first == self.next[part.request_id]:
+            self.next[part.request_id] = end
             self.under_way.append((part, asker))
             self.num_sent += part.count
             asker.said.append(Came(part, part.pages.nbytes))
 
     def finish(self, request_id: str, token: int) -> None:
-        if asker := self.askers.get(request_id):
+        asker = self.askers.get(request_id)
+        if asker is not None and self.next[request_id] == self.reached[request_id]:
             asker.said.append(Complete(request_id, token, 2.0, 1.0))
 
     def refuse(self, request_id: str, reason: str) -> None:
@@ -51,6 +59,8 @@ class FakePorter:
             self.said.append(Lost(request_id, "nobody is there"))
             return
         there.askers[request_id] = self
+        there.next[request_id] = first
+        there.reached[request_id] = max(there.reached.get(request_id, 0), first)
         self.sources[request_id] = there
         there.said.append(Wanted(request_id, first))
 

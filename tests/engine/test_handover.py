@@ -167,6 +167,8 @@ async def test_blocks_that_nobody_takes_are_given_free_after_a_while(router):
 
 @routed(3, num_prefill=1)
 async def test_where_the_second_engine_is_lost_another_fetches_what_the_first_still_has(router):
+    told: list[tuple[int, bool]] = []
+    router.on_send = lambda replica, again: told.append((replica, again))
     prefill, *decode = several(router)
     sink = add(router, range(20), 6)
     for _ in range(3):
@@ -176,6 +178,8 @@ async def test_where_the_second_engine_is_lost_another_fetches_what_the_first_st
     run([prefill, *decode])
     assert answered(sink)
     assert computed(prefill) == 20
+    first = 1 + decode.index(there)
+    assert told == [(0, False), (first, False), (3 - first, True)]
 
 
 @routed(2, num_prefill=1)
@@ -222,6 +226,24 @@ async def test_answers_go_where_there_is_room(router):
     counts = [each.engine.stats().running for each in decode]
     assert min(counts) >= 1
     run([prefill, *decode])
+
+
+@routed(3, num_prefill=1)
+async def test_answers_to_one_question_go_to_one_engine_which_gets_what_they_share_once(router):
+    prefill, *decode = several(router)
+    sinks = [add(router, range(18), 6, group="one", seed=n) for n in range(3)]
+    run([prefill, *decode])
+    assert all(map(answered, sinks))
+    assert sorted(len(each.added) for each in decode) == [0, 3]
+    assert sent(prefill) == 18 // 4 + 3  # blocks of four tokens; the last one is each answer's own
+
+
+@routed(2, num_prefill=1)
+async def test_min_tokens_is_of_the_whole_answer(router):
+    replicas = several(router)
+    sink = add(router, range(9), 6, min_tokens=5)
+    run(replicas)
+    assert answered(sink)
 
 
 def test_an_engine_without_a_porter_refuses_what_it_cannot_do():

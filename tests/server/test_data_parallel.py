@@ -1,20 +1,30 @@
 """Several engines behind one server: what they share, and what happens when one of them goes."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.checkpoints import write_llama
+from tests.server.replicas import (
+    Load,
+    Pings,
+    engines,
+    generated,
+    go_on,
+    run_until,
+    sample,
+    stop,
+    tasks,
+    wait_for,
+    wait_until_asked,
+    wait_until_up,
+)
 from tests.server.servers import FLAGS, RunningServer, free_port, running_server
 
 TWO_DEVICES = {"JAX_NUM_CPU_DEVICES": "2"}
@@ -33,20 +43,6 @@ def server(folder, tmp_path_factory) -> Iterator[RunningServer]:
         yield server
 
 
-def tasks(server: RunningServer) -> dict[int, dict]:
-    """What the engines' processes were told, by their numbers."""
-    return {
-        pid: json.loads(line[line.index("{") :])
-        for pid, line in server.children().items()
-        if "hex_llm.engine_process" in line
-    }
-
-
-def engines(server: RunningServer) -> dict[int, int]:
-    """The engines' processes, by replica."""
-    return {task["replica"]: pid for pid, task in tasks(server).items()}
-
-
 def bodies(count: int = NUM_ASKED, tokens: int = 200) -> list[dict]:
     """Streamed and whole, greedy and drawn by seed; no two alike."""
     return [
@@ -62,94 +58,14 @@ def bodies(count: int = NUM_ASKED, tokens: int = 200) -> list[dict]:
     ]
 
 
-def ask(server: RunningServer, body: dict) -> tuple[str, str]:
-    """The text and the reason that it ended for."""
-    answer = server.post("/v1/completions", body, timeout=60)
-    assert answer.status_code == 200, answer.text
-    if not body["stream"]:
-        choice = answer.json()["choices"][0]
-        return choice["text"], choice["finish_reason"]
-    events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
-    assert events[-1] == "[DONE]", answer.text
-    choices = [choice for event in events[:-1] for choice in json.loads(event)["choices"]]
-    return "".join(choice["text"] for choice in choices), choices[-1]["finish_reason"]
-
-
-class Load:
-    """Requests that are all under way at the same time."""
-
-    def __init__(self, server: RunningServer, asked: list[dict]):
-        self._pool = ThreadPoolExecutor(len(asked))
-        self._answers = [self._pool.submit(ask, server, body) for body in asked]
-
-    def answers(self) -> list[tuple[str, str]]:
-        return [answer.result(60) for answer in self._answers]
-
-
-class Pings:
-    """What /ping says all the while."""
-
-    def __init__(self, server: RunningServer):
-        self._server = server
-        self._stop = threading.Event()
-        self.codes: set[int] = set()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> "Pings":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        self._thread.join(10)
-
-    def _run(self) -> None:
-        with httpx.Client() as client:
-            while not self._stop.wait(0.05):
-                self.codes.add(client.get(self._server.url + "/ping").status_code)
-
-
-def wait_for(condition, seconds: float, what: str) -> float:
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started < seconds, what
-        time.sleep(0.05)
-    return time.monotonic() - started
-
-
-def sample(server: RunningServer, name: str) -> float:
-    return server.metrics()[f"hexllm:{name}"]
-
-
-def wait_until_up(server: RunningServer) -> float:
-    return wait_for(
-        lambda: all(sample(server, f'replica_up{{replica="{replica}"}}') for replica in (0, 1)),
-        60,
-        f"a replica did not come back: {server.log.read_text()[-2000:]}",
-    )
-
-
-def generated(server: RunningServer) -> float:
-    return sum(value for name, value in server.metrics().items() if name.startswith("hexllm:generation_tokens_total"))
-
-
 def load_both(server: RunningServer, victim: int) -> Load:
     """Requests that are under way on both replicas; of the victim, which is stopped, they have some tokens."""
     before = generated(server)
-    for pid in engines(server).values():
-        os.kill(pid, signal.SIGSTOP)
+    stop(engines(server).values())
     load = Load(server, bodies())
-    wait_for(lambda: sample(server, "requests_in_flight") == NUM_ASKED, 4, "requests did not arrive")
-
-    def has_tokens() -> bool:
-        os.kill(victim, signal.SIGCONT)
-        time.sleep(0.02)
-        os.kill(victim, signal.SIGSTOP)
-        return generated(server) > before + NUM_ASKED
-
-    wait_for(has_tokens, 4, "there are no tokens")
-    for pid in {*engines(server).values()} - {victim}:
-        os.kill(pid, signal.SIGCONT)
+    wait_until_asked(server, NUM_ASKED)
+    run_until([victim], lambda: generated(server) > before + NUM_ASKED, "there are no tokens")
+    go_on({*engines(server).values()} - {victim})
     return load
 
 
@@ -226,8 +142,7 @@ def test_several_http_processes_have_several_engines_and_end_when_all_of_these_a
         for pid in engines(server).values():
             os.kill(pid, signal.SIGKILL)
         assert server.process.wait(20) == 70
-        for answer in asked._answers:
-            assert answer.exception(10) is None or "engine_dead" in str(answer.exception())
+        assert all(error is None or "engine_dead" in str(error) for error in asked.errors())
 
 
 def test_a_replica_that_cannot_start_ends_the_server_with_its_reason(folder, tmp_path):

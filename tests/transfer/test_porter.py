@@ -308,7 +308,7 @@ def test_staged_copies_are_dropped_as_soon_as_they_are_on_their_way(ends):
     held = [weakref.ref(part.pages) for part in came]
     while came:
         target.take(came.pop(0))
-    assert all(ref() is None for ref in held)
+    wait_until(lambda: all(ref() is None for ref in held))
     # To a request that nobody asks for, nothing is kept at all.
     part = make_part(source.staging, "other", 0, 4)
     held = weakref.ref(part.pages)
