@@ -15,6 +15,8 @@ from hex_llm.build import build_engine, find_model
 from hex_llm.config import Config
 from hex_llm.engine.engine import Engine
 from hex_llm.engine.request import SamplingParams
+from hex_llm.runner.runner import DeviceRunner
+from hex_llm.transfer.offers import HERE, take_here
 from tests.runner.blocks_between import problems
 from tests.runner.engines import SMALL, run, tokens
 
@@ -57,6 +59,21 @@ def watched(seen: set[int]) -> Iterator[None]:
         compiler.compile_or_get_cached = loaded
 
 
+def compiled_for(pairs: Iterable[tuple[DeviceRunner, DeviceRunner]]) -> list[str]:
+    """What is compiled when blocks go from one engine to another, in parts of every size."""
+    parts = [(source.copy_out([1] * size), target) for source, target in pairs for size in target.staging.counts]
+    compiled: list[str] = []
+
+    def note(name: str, seconds: float, **about: Any) -> None:
+        if name.endswith("/backend_compile_duration"):
+            compiled.append(str(about))
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    for pages, target in parts:
+        take_here(HERE.offer(pages), target.staging)
+    return [*compiled]
+
+
 def main(folder: str) -> None:
     engines, told = [], []
     for devices, flags in PLACES:
@@ -77,9 +94,10 @@ def main(folder: str) -> None:
         engines.append(engine)
     again = [tokens(each) for each in run(engines[0], *ASKED)]
     one, other, two, _ = (engine._runner for engine in engines)
-    pairs = [(one, other), (other, two), (two, one)]
+    pairs = [(one, other), (one, two), (other, two), (two, one)]
+    compiled = compiled_for(pairs)
     moved = [problem for source, target in pairs for problem in problems(source, target)]
-    print(json.dumps({"engines": told, "again": again, "moved": moved}))
+    print(json.dumps({"engines": told, "again": again, "moved": moved, "compiled": compiled}))
 
 
 if __name__ == "__main__":

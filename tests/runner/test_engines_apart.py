@@ -33,3 +33,4 @@ def test_an_engine_answers_the_same_on_whichever_devices_and_whoever_is_beside_i
 
 def test_blocks_go_between_engines_on_other_devices_of_a_process(found):
     assert found["moved"] == []
+    assert found["compiled"] == []
