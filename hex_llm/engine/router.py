@@ -32,6 +32,8 @@ from hex_llm.errors import EngineDead, HexError, Unavailable
 logger = logging.getLogger(__name__)
 
 MAX_REPLAYS = 2
+# After so many times that its blocks could not be had, the engine that computes a prompt goes on with it.
+MAX_LOST = 2
 # How many outstanding tokens a token counts for that a replica has not cached: it makes the request wait as they do,
 # and it is work beside. So what has the same prompt as one that is being computed waits for that.
 _RECOMPUTED = 2
@@ -191,7 +193,7 @@ class Router:
         """Sends a request, whose prompt is being computed, also to an engine that goes on with it."""
         first, handed = entry.load, entry.handed
         decode = [each for each in self._up() if self._is_for_answers(each)]
-        if not decode:
+        if not decode or entry.num_lost == MAX_LOST:
             self.resend(entry)
             return
         assert first is not None
@@ -265,7 +267,10 @@ class Router:
         uncached = {each: _num_uncached(each, request, keys) for each in prefill or up}
         there = min(uncached, key=lambda each: self._rank(each, uncached[each]))
         entry.num_sent += 1
-        if prefill and len(prefill) < len(up) and request.max_output - len(request.output) > 1:
+        several = prefill and len(prefill) < len(up) and entry.num_lost < MAX_LOST
+        if entry.num_lost == MAX_LOST:
+            logger.warning("Request %s is one engine's now: its blocks could not be had from it.", request.id)
+        if several and request.max_output - len(request.output) > 1:
             output = list(request.output)
             entry.handed = replace(
                 _unanswered(request), id=entry.sent_id, output=output, hands_over=True, max_output=len(output) + 1
@@ -276,7 +281,7 @@ class Router:
         self._send(entry, there, sent, sink, keys)
         self._held.pop(request.id, None)
         entry.load = Load(there, uncached[there], num_answer)
-        self.on_send(there.index, entry.num_replays > 0)
+        self.on_send(there.index, entry.num_replays + entry.num_lost > 0)
 
     def _send(self, entry: Entry, there: Replica, request: Request, sink: Sink, keys: Sequence[bytes]) -> None:
         assert there.client is not None
