@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -170,7 +171,7 @@ class Asker:
             self._moved = time.monotonic()
         return True
 
-    def _wait_for(self, pages: jax.Array) -> None:
+    def _wait_for(self, pages: Any) -> None:
         """The step that fills them comes first, which is none of our time and may take any; the other engine hears
         meanwhile that this one lives.
         """
