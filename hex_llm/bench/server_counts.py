@@ -18,8 +18,8 @@ class ServerCounts:
 
     transfers: float
     transfer_bytes: float
-    transfer_s: float  # from asking for a request's blocks to having all of them
-    exposed_s: float  # of these, after the first token was there
+    transfer_s: float  # that it took to carry blocks, part by part, once they were computed
+    exposed_s: float  # from a first token's being there to the last block's
     failed_transfers: float
     late_compiles: float
 
@@ -45,7 +45,7 @@ class ServerCounts:
 
     @property
     def transfer_rate(self) -> float:
-        """Bytes a second of a transfer, most of which may be a wait for the prompt to be computed."""
+        """Bytes a second, of the time that they were carried in."""
         return self.transfer_bytes / self.transfer_s if self.transfer_s else 0.0
 
     @property

@@ -86,10 +86,6 @@ class EngineClient:
         if left:
             self._protocol.send(Abort(left, reason))
 
-    def let_go(self, request_id: str) -> None:
-        """Another engine has what this one has handed over."""
-        self._sinks.pop(request_id, None)
-
     def close(self) -> None:
         self._protocol.close()
 

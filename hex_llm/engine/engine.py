@@ -76,10 +76,7 @@ class Engine:
 
     def expire(self, now: float) -> list[str]:
         """Gives up requests that were handed over and that no engine has taken for long."""
-        expired = [] if self._handovers is None else self._handovers.expired(now)
-        for request_id in expired:
-            self.abort(request_id)
-        return expired
+        return [] if self._handovers is None or self.is_dead else self._handovers.expire(now)
 
     def take_begun(self) -> list[str]:
         """The requests that left the queue since the last call."""

@@ -17,7 +17,7 @@ from hex_llm.errors import BlocksLost, EngineDead, HexError, Unavailable
 class Moves(Protocol):
     """What the router does about a request."""
 
-    def go_on(self, entry: "Entry") -> None:
+    def go_on(self, entry: "Entry", *, again: bool = False) -> None:
         """An engine has begun with its prompt: finds one that goes on with it after that."""
         ...
 
@@ -30,7 +30,7 @@ class Moves(Protocol):
         ...
 
     def resend(self, entry: "Entry") -> None:
-        """Finds another engine for one that has lost nothing by it."""
+        """Finds another engine for one that nobody has died with."""
         ...
 
     def end(self, entry: "Entry", *, completed: bool) -> None: ...
@@ -55,7 +55,7 @@ class Entry:
 
     __slots__ = (
         "_told", "arrival", "begun", "early", "group", "handed", "is_handed_over", "load", "moves", "next_load",
-        "num_replays", "num_sent", "request", "sink",
+        "num_lost", "num_replays", "num_sent", "request", "sink",
     )  # fmt: skip
 
     def __init__(self, moves: Moves, request: Request, sink: Sink, group: Group):
@@ -68,7 +68,8 @@ class Entry:
         self.next_load: Load | None = None
         self.arrival = time.monotonic()
         self.begun = False
-        self.num_replays = 0
+        self.num_replays = 0  # times that an engine died which had it
+        self.num_lost = 0  # times that an engine could not have its blocks from another
         self.num_sent = 0  # times that it began somewhere
         self.handed: Request | None = None  # as the engine has it that hands it over, as long as that is there
         self.is_handed_over = False  # all of its prompt is computed, and the token after it told
@@ -121,6 +122,8 @@ class Entry:
             return
         self.is_handed_over = True
         self.take(msgspec.structs.replace(output, finish_reason=None))
+        if self.load is not None and self.next_load is None:  # who was to go on has given up meanwhile
+            self.moves.go_on(self, again=True)
         early, self.early = self.early, []
         for each in early:
             self.take_answer(each)
@@ -139,9 +142,20 @@ class Entry:
         """The second engine has all of it, and the first one nothing to do with it any more."""
         assert self.load is not None
         if self.load.replica.client is not None:
-            self.load.replica.client.let_go(self.sent_id)
+            self.load.replica.client.abort([self.sent_id])  # the engine may not have heard that they were taken
         self.load.end()
         self.load, self.next_load, self.handed = self.next_load, None, None
+
+    def lose_blocks(self) -> None:
+        """The second engine cannot have them. Why that is the first one may be about to say, since it has ended with
+        the request or has died: while it has not said anything yet, its word is waited for.
+        """
+        self.num_lost += 1
+        if self.is_handed_over:
+            self.moves.resend(self)
+        elif self.next_load is not None:
+            self.next_load.end()
+            self.next_load = None
 
     def fail(self, error: HexError) -> None:
         match error:
@@ -194,7 +208,9 @@ class AnswerSink:
 
     def fail(self, error: HexError) -> None:
         entry = self._entry
-        if entry.next_load is not None and isinstance(error, EngineDead) and not isinstance(error, BlocksLost):
+        if isinstance(error, BlocksLost):
+            entry.lose_blocks()
+        elif isinstance(error, EngineDead) and entry.next_load is not None:
             entry.moves.replay_answer(entry, error)
         else:
             entry.fail(error)

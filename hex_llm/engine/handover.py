@@ -7,7 +7,8 @@ them; when it has all of it it says so, and the other gives the blocks free. A `
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-# Parts that are on their way out of an engine at the most, and those that have come and are not in their blocks yet.
+# At the most: parts that are on their way out of an engine, those copied before anybody asks for them, and those that
+# have come and are not in their blocks yet.
 PARTS_IN_FLIGHT = 4
 
 

@@ -18,7 +18,7 @@ class Handovers:
         self._porter = porter
         self._outgoing = Outgoing(copier, scheduler.limits, porter)
         self._incoming = Incoming(copier, scheduler, porter)
-        self._num_handed_over = self._num_lost = 0
+        self._num_lost = 0
 
     def add(self, request: Request) -> None:
         if request.hands_over:
@@ -35,23 +35,29 @@ class Handovers:
         self._outgoing.note(step)
 
     def read(self, outputs: Sequence[Output]) -> None:
-        """A step was read, and brought this."""
+        """A step was read, and brought this. Who waits for blocks of a request that has ended hears of it from whoever
+        has sent it there, and has not failed to get them.
+        """
         for output in outputs:
             if output.finish_reason == FinishReason.HANDED_OVER:
                 self._outgoing.end_prompt(output.request_id, output.tokens[-1])
             elif output.finish_reason is not None:
-                self._outgoing.forget(output.request_id, "it has ended")
+                self._outgoing.forget(output.request_id)
 
     def abort(self, request_id: str) -> bool:
         """Says whether anything was held of it for another engine."""
         if request_id in self._scheduler.coming:
             self._porter.cancel(request_id)
-        self._outgoing.forget(request_id, "it was given up")
+        self._outgoing.forget(request_id)
         return self._scheduler.release(request_id)
 
-    def expired(self, now: float) -> list[str]:
-        """The requests that were handed over and that no engine has taken for long."""
-        return self._outgoing.expired(now)
+    def expire(self, now: float) -> list[str]:
+        """Gives up requests that were handed over and that no engine has taken for long."""
+        expired = self._outgoing.expired(now)
+        for request_id in expired:
+            self._outgoing.forget(request_id, "it was kept for too long")
+            self._scheduler.release(request_id)
+        return expired
 
     def hear(self, message: FromPorter) -> None:
         """Of a request that is `Lost`, and was to go on here, nothing is left."""
@@ -64,7 +70,7 @@ class Handovers:
                 self._outgoing.send()
             case Taken(request_id):
                 self._outgoing.forget(request_id)
-                self._num_handed_over += self._scheduler.release(request_id)
+                self._scheduler.release(request_id)
             case Came():
                 self._incoming.copy_in(message)
             case Complete():
@@ -79,7 +85,6 @@ class Handovers:
         return replace(
             stats,
             total_received=received.requests,
-            total_handed_over=self._num_handed_over,
             total_received_blocks=received.blocks,
             total_received_bytes=received.num_bytes,
             total_transfer_seconds=received.seconds,

@@ -111,7 +111,7 @@ class Outgoing:
         if not each.early:
             return self._copy(each, each.next, each.num_ready)
         first = each.early[0].first
-        return self._take_early(each) if first == each.next else self._copy(each, each.next, first)
+        return self._take_early(each) if first == each.next else self._copy(each, each.next, min(first, each.num_ready))
 
     def _copy(self, each: _Outgoing, first: int, stop: int) -> Part:
         stop = min(first + self._copier.part_blocks, stop)

@@ -32,11 +32,10 @@ class Stats:
     total_preemptions: int
     total_prefix_queries: int  # tokens of prompts looked up in the prefix cache
     total_prefix_hits: int  # and those found
-    # Of requests that go from one engine to another. All but the first and the fourth are counted where they go on.
+    # Of requests that go from one engine to another. All but the first are counted where they go on.
     blocks_held: int = 0  # of those used: kept for another engine to fetch
     coming: int = 0  # requests that wait for their blocks
     total_received: int = 0  # requests whose blocks have come
-    total_handed_over: int = 0  # requests whose blocks another engine has
     total_received_blocks: int = 0
     total_received_bytes: int = 0
     total_transfer_seconds: float = 0.0  # that it took to carry them, part by part

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from hex_llm.engine.affinity import Belief
+from hex_llm.engine.block_pool import BlockKey
 from hex_llm.engine.client import EngineClient
 from hex_llm.engine.output import Stats
+from hex_llm.engine.request import Request
 from hex_llm.engine.wire import Alive, Ready
 
 
@@ -26,6 +28,27 @@ class Replica:
     @property
     def is_up(self) -> bool:
         return self.belief is not None
+
+    def num_uncached(self, request: Request, keys: Sequence[BlockKey]) -> int:
+        """How many tokens it would have to compute before the next one of the answer."""
+        assert self.ready is not None
+        assert self.belief is not None
+        if request.sampling.prompt_logprobs is not None and not request.output:  # then all of them are wanted
+            return request.num_known
+        return request.num_known - self.belief.match(keys) * self.ready.limits.block_size
+
+    def fullness(self, num_tokens: int) -> tuple[float, ...]:
+        """Where it goes on with others' prompts, if it took so many tokens more: the more it is full, be it of tokens
+        or of sequences, the later it lets a request in, and the slower it is. Other HTTP processes may use it, too.
+        """
+        assert self.ready is not None
+        limits, alive = self.ready.limits, self.client and self.client.alive
+        used, running = self.num_kv, self.num_requests
+        if alive is not None:
+            used = max(used, alive.stats.blocks_used * limits.block_size)
+            running = max(running, alive.stats.running + alive.stats.coming + alive.stats.waiting)
+        fullest = max((used + num_tokens) / limits.kv_tokens, (running + 1) / limits.max_running)
+        return fullest, self.num_outstanding, self.last_sent
 
 
 class Load:

@@ -32,6 +32,8 @@ from hex_llm.errors import EngineDead, HexError, Unavailable
 logger = logging.getLogger(__name__)
 
 MAX_REPLAYS = 2
+# After so many times that its blocks could not be had, the engine that computes a prompt goes on with it.
+MAX_LOST = 2
 # How many outstanding tokens a token counts for that a replica has not cached: it makes the request wait as they do,
 # and it is work beside. So what has the same prompt as one that is being computed waits for that.
 _RECOMPUTED = 2
@@ -191,7 +193,7 @@ class Router:
         """Sends a request, whose prompt is being computed, also to an engine that goes on with it."""
         first, handed = entry.load, entry.handed
         decode = [each for each in self._up() if self._is_for_answers(each)]
-        if not decode:
+        if not decode or entry.num_lost == MAX_LOST:
             self.resend(entry)
             return
         assert first is not None
@@ -199,8 +201,7 @@ class Router:
         assert handed is not None
         keys = self._keys(decode[0], handed)
         num_answer = self._expected(entry.request)
-        need = {each: _num_uncached(each, handed, keys) + num_answer for each in decode}
-        fullness = {each: _fullness(each, need[each]) for each in decode}
+        fullness = {each: each.fullness(each.num_uncached(handed, keys) + num_answer) for each in decode}
         # What the sequences of a group share goes to one engine, and once, while that has room for them.
         joined = [each for each in decode if each.index == entry.group.answers and fullness[each][0] <= 1]
         there = min(joined or decode, key=lambda each: fullness[each])
@@ -262,10 +263,13 @@ class Router:
             return
         prefill = [each for each in up if not self._is_for_answers(each)]
         keys = self._keys(up[0], request)
-        uncached = {each: _num_uncached(each, request, keys) for each in prefill or up}
+        uncached = {each: each.num_uncached(request, keys) for each in prefill or up}
         there = min(uncached, key=lambda each: self._rank(each, uncached[each]))
         entry.num_sent += 1
-        if prefill and len(prefill) < len(up) and request.max_output - len(request.output) > 1:
+        several = prefill and len(prefill) < len(up) and entry.num_lost < MAX_LOST
+        if entry.num_lost == MAX_LOST:
+            logger.warning("Request %s is one engine's now: its blocks could not be had from it.", request.id)
+        if several and request.max_output - len(request.output) > 1:
             output = list(request.output)
             entry.handed = replace(
                 _unanswered(request), id=entry.sent_id, output=output, hands_over=True, max_output=len(output) + 1
@@ -276,7 +280,7 @@ class Router:
         self._send(entry, there, sent, sink, keys)
         self._held.pop(request.id, None)
         entry.load = Load(there, uncached[there], num_answer)
-        self.on_send(there.index, entry.num_replays > 0)
+        self.on_send(there.index, entry.num_replays + entry.num_lost > 0)
 
     def _send(self, entry: Entry, there: Replica, request: Request, sink: Sink, keys: Sequence[bytes]) -> None:
         assert there.client is not None
@@ -342,29 +346,6 @@ class Router:
         if len(self.replicas) == 1 or not limits.prefix_caching:
             return []
         return extend_keys(request, (request.num_known - 1) // limits.block_size, limits.block_size)
-
-
-def _num_uncached(there: Replica, request: Request, keys: Sequence[bytes]) -> int:
-    """How many tokens a replica would have to compute before the next one of the answer."""
-    assert there.ready is not None
-    assert there.belief is not None
-    if request.sampling.prompt_logprobs is not None and not request.output:  # then all of them are wanted
-        return request.num_known
-    return request.num_known - there.belief.match(keys) * there.ready.limits.block_size
-
-
-def _fullness(there: Replica, num_tokens: int) -> tuple[float, ...]:
-    """Of an engine that goes on with others' prompts, if it took so many tokens more: the more it is full, be it of
-    tokens or of sequences, the later it lets a request in, and the slower it is. Others may use it, too.
-    """
-    assert there.ready is not None
-    limits, alive = there.ready.limits, there.client and there.client.alive
-    used, running = there.num_kv, there.num_requests
-    if alive is not None:
-        used = max(used, alive.stats.blocks_used * limits.block_size)
-        running = max(running, alive.stats.running + alive.stats.coming + alive.stats.waiting)
-    fullest = max((used + num_tokens) / limits.kv_tokens, (running + 1) / limits.max_running)
-    return fullest, there.num_outstanding, there.last_sent
 
 
 def _unanswered(request: Request) -> Request:

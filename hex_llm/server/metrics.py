@@ -54,7 +54,9 @@ class Metrics:
         self.internal_errors = self._counter("internal_errors", "Answers that failed for a fault of ours.")
         self.stream_errors = self._counter("stream_errors", "Streams that ended with an error.")
         self.sent = self._counter("replica_requests", "Sequences that were sent to a replica.", ("replica",))
-        self.replays = self._counter("replays", "Times that a sequence went on elsewhere when its replica was lost.")
+        self.replays = self._counter(
+            "replays", "Times that a sequence began anew, its replica or its blocks being lost."
+        )
         self.engine_deaths = self._counter("engine_deaths", "Times that the engine was lost.", ("reason",))
         self.success = self._counter(
             "request_success", "Sequences that were completed.", ("model_name", "finished_reason")
@@ -240,7 +242,7 @@ class _Now(Collector):
             yield "kv_transfer_seconds", "That it took to carry blocks, part by part.", stats.total_transfer_seconds
             yield (
                 "kv_transfer_exposed_seconds",
-                "Of these, the seconds after the first token was there.",
+                "From the first token's being there to the last block's.",
                 stats.total_exposed_seconds,
             )
             yield "kv_transfer_failures", "Sequences whose blocks could not be had.", stats.total_transfers_lost

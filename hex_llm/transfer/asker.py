@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -23,6 +24,10 @@ from hex_llm.transfer.staging import Staging, num_bytes
 from hex_llm.transfer.words import Beat, Carried, Word
 
 logger = logging.getLogger(__name__)
+
+# How often to look whether a part has been computed: so that it is not noticed later than by this share of the time.
+_POLL_SHARE = 0.02
+_POLL_S = 1e-4
 
 
 class Asker:
@@ -39,6 +44,7 @@ class Asker:
         self._carrier = carrier
         self._streams = streams
         self._silence = silence
+        self._beat = silence / 30
         self._released = released
         self._words: queue.SimpleQueue[Word | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -113,7 +119,7 @@ class Asker:
         try:
             while not self._left:
                 try:
-                    word = self._words.get(timeout=self._silence / 30)
+                    word = self._words.get(timeout=self._beat)
                 except queue.Empty:
                     word = Beat()
                 if word is not None:
@@ -141,7 +147,7 @@ class Asker:
             self._in_hand += 1
         first, count, ticket = part.first + skip, part.count - skip, 0
         try:
-            jax.block_until_ready(part.pages)  # the step that fills them comes first, which is none of our time
+            self._wait_for(part.pages)
             started = time.monotonic()
             if isinstance(self._carrier, Slots):
                 data = self._carrier[slot][: num_bytes(self._staging, count)]
@@ -164,3 +170,16 @@ class Asker:
         with self._lock:
             self._moved = time.monotonic()
         return True
+
+    def _wait_for(self, pages: Any) -> None:
+        """The step that fills them comes first, which is none of our time and may take any; the other engine hears
+        meanwhile that this one lives.
+        """
+        started = beaten = time.monotonic()
+        while not (pages.is_ready() or self._left):
+            now = time.monotonic()
+            if now - beaten >= self._beat:
+                self._line.send(Beat())
+                beaten = now
+            time.sleep(min(max((now - started) * _POLL_SHARE, _POLL_S), self._beat))
+        jax.block_until_ready(pages)

@@ -1,6 +1,7 @@
 """The side of a Porter whose engine goes on with requests: what is being fetched, from where, and how far it is."""
 
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from hex_llm.engine.handover import PARTS_IN_FLIGHT, Came, Complete, FromPorter,
 from hex_llm.transfer.source import Source
 from hex_llm.transfer.staging import Staging, num_bytes
 from hex_llm.transfer.words import Ask, Done, Drop
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -157,10 +160,13 @@ class Fetching:
         with self._changed:
             if self._sources.get(source.address) is source:
                 del self._sources[source.address]
-            for fetch in [each for each in self._fetches.values() if each.source is source]:
-                if not fetch.is_complete:  # else all is here, and only the engine's word about it is missing
-                    self._forget(fetch.number)
-                    self._tell(Lost(fetch.request_id, reason))
+            # Of those that are complete all is here, and only the engine's word about it is missing.
+            lost = [each for each in self._fetches.values() if each.source is source and not each.is_complete]
+            if lost:
+                logger.warning("%s It had %d requests.", reason, len(lost))
+            for fetch in lost:
+                self._forget(fetch.number)
+                self._tell(Lost(fetch.request_id, reason))
 
     def _check_complete(self, fetch: Fetch) -> None:
         if fetch.end is not None and fetch.next > fetch.end:
@@ -173,6 +179,7 @@ class Fetching:
         return sum(fetch.coming + len(fetch.landed) for fetch in self._fetches.values())
 
     def _lose(self, fetch: Fetch, reason: str) -> None:
+        logger.warning("The blocks of request %s are not fetched any further. %s", fetch.request_id, reason)
         self._forget(fetch.number)
         fetch.source.say(Drop(fetch.number))
         self._tell(Lost(fetch.request_id, reason))

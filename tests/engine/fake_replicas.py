@@ -44,6 +44,7 @@ class FakeReplica:
         self.inbox: list[ToEngine] = []
         self.added: list[Add] = []  # all there ever were
         self.waiting: dict[str, str] = {}  # request -> group, of those whose clock runs
+        self.unheard: list[msgspec.Struct] | None = None  # what it has said, while the router is slow to read
         self.dead = False
 
     def send(self, message: msgspec.Struct) -> None:
@@ -60,9 +61,23 @@ class FakeReplica:
         if self.porter is not None and not self.dead:
             self.porter.die()
         self.dead = True
-        self.client._lose()
+        if self.unheard is None:
+            self.client._lose()
+
+    def mute(self) -> None:
+        """From now on nobody hears what it says, nor that it dies, until `unmute`: others may be heard before."""
+        self.unheard = self.unheard or []
+
+    def unmute(self) -> None:
+        unheard, self.unheard = self.unheard or [], None
+        self.say(*unheard)
+        if self.dead:
+            self.client._lose()
 
     def say(self, *messages: msgspec.Struct) -> None:
+        if self.unheard is not None:
+            self.unheard += messages
+            return
         for message in messages:
             for each in Decoder[FromEngine](FromEngine).feed(encode(message)):
                 self.client._take(each)

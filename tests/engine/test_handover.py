@@ -259,7 +259,6 @@ async def test_when_the_first_is_lost_after_the_token_the_second_says_what_it_la
     replicas[0].die()
     run(replicas)
     assert answered(sink)
-    assert router._gone.stats.total_handed_over == 0
 
 
 @routed(3, num_prefill=1)
@@ -291,6 +290,91 @@ async def test_min_tokens_is_of_the_whole_answer(router):
     sink = add(router, range(9), 6, min_tokens=5)
     run(replicas)
     assert answered(sink)
+
+
+@routed(2, num_prefill=1)
+async def test_a_first_token_that_ends_it_is_waited_for_though_the_second_engine_first_says_that_it_gets_none(
+    router,
+):
+    prefill, decode = several(router)
+    first = alone(make_request(range(9), 1))[0]
+    sink = add(router, range(9), 6, stop_token_ids=[first])
+    prefill.step()
+    prefill.mute()
+    prefill.step()  # it has ended, and the router does not know
+    decode.step()
+    prefill.step()
+    decode.step()
+    assert sink.tokens == []
+    prefill.unmute()
+    run([prefill, decode])
+    assert sink.finish_reason == FinishReason.STOP
+    assert computed(prefill) == 9
+    check_empty(router)
+
+
+@routed(2, num_prefill=1)
+async def test_one_that_ends_with_its_first_token_is_no_transfer_that_failed(router):
+    prefill, decode = several(router)
+    first = alone(make_request(range(9), 1))[0]
+    sink = add(router, range(9), 6, stop_token_ids=[first])
+    prefill.step()
+    decode.step()
+    prefill.mute()
+    prefill.step()
+    decode.step()
+    prefill.unmute()
+    run([prefill, decode])
+    assert sink.finish_reason == FinishReason.STOP
+    assert decode.engine.stats().total_transfers_lost == 0
+
+
+@routed(2, num_prefill=1)
+async def test_a_death_that_both_engines_tell_of_counts_once_whoever_is_heard_first(router):
+    prefill, decode = several(router)
+    sink = add(router, range(20), 6)
+    prefill.step()
+    decode.step()
+    prefill.step()
+    prefill.step()
+    assert len(sink.tokens) == 1
+    prefill.mute()
+    prefill.die()
+    decode.step()  # says that it cannot have the blocks
+    prefill.unmute()
+    assert not router._held
+    run([prefill, decode])
+    assert answered(sink)
+    check_empty(router)
+
+
+@routed(2, num_prefill=1)
+async def test_what_cannot_be_had_from_the_first_engine_it_goes_on_with_itself(router):
+    prefill, decode = several(router)
+    assert decode.porter
+    decode.porter._port = {}  # it finds nobody there
+    sinks = [add(router, [n] * 9, 6) for n in range(3)]
+    run([prefill, decode])
+    assert all(map(answered, sinks))
+    assert computed(decode) == 0
+    assert decode.engine.stats().total_transfers_lost == 3 * 2
+    check_empty(router)
+
+
+@routed(2, num_prefill=1)
+async def test_what_the_second_engine_answers_the_first_gives_free_though_it_never_heard_that_it_was_taken(
+    router,
+):
+    prefill, decode = several(router)
+    assert prefill.porter
+    sink = add(router, range(9), 6)
+    while not decode.engine.stats().total_received:
+        prefill.step()
+        decode.step()
+    prefill.porter.said.clear()
+    run([prefill, decode])
+    assert answered(sink)
+    check_empty(router)
 
 
 def test_an_engine_without_a_porter_refuses_what_it_cannot_do():

@@ -83,7 +83,7 @@ def stats(**changes: float) -> Stats:
 @routed(2)
 async def test_metrics_tell_what_went_from_one_engine_to_another(router):
     prompts, answers = connected(router)
-    prompts.say(Alive(stats(blocks_held=12, total_handed_over=3), 0))
+    prompts.say(Alive(stats(blocks_held=12), 0))
     there = stats(
         coming=2, total_received=3, total_received_bytes=4096, total_transfer_seconds=1.5, total_exposed_seconds=0.25,
         total_transfers_lost=1,

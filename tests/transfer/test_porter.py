@@ -5,7 +5,9 @@ import socket
 import threading
 import time
 import weakref
+from dataclasses import replace
 
+import jax
 import pytest
 
 from hex_llm import channel
@@ -67,6 +69,21 @@ def fill_up(source, request_id):
             first, tried = first + 4, 0
         time.sleep(0.005)
     return first
+
+
+@jax.jit
+def after_work(pages, times):
+    """The same, from a program that takes a while for each time."""
+    square = jax.lax.fori_loop(0, times, lambda _, held: jax.numpy.tanh(held @ held), jax.numpy.ones((256, 256)))
+    return pages + (0 * square.sum()).astype(pages.dtype)
+
+
+def computed_late(pages, seconds):
+    """The same, from a program that takes about so long."""
+    after_work(pages, 1).block_until_ready()
+    started = time.monotonic()
+    after_work(pages, 50).block_until_ready()
+    return after_work(pages, int(50 * seconds / (time.monotonic() - started)) + 1)
 
 
 def test_a_request_is_handed_over_part_by_part(ends):
@@ -131,6 +148,21 @@ def test_one_that_takes_nothing_does_not_hold_up_another(ends):
     assert quick.next(Complete)
     quick.porter.acknowledge("quick")
     slow.porter.cancel("slow")
+
+
+def test_a_step_that_takes_longer_than_silence_may_is_waited_for(ends):
+    source, target = ends(silence=0.5), ends(silence=0.5)
+    target.porter.fetch("one", source.address, 0)
+    source.next(Wanted)
+    part = make_part(source.staging, "one", 0, 4)
+    late = replace(part, pages=computed_late(part.pages, seconds=2.0))
+    assert not late.pages.is_ready()
+    source.porter.send(late)
+    source.porter.finish("one", 1, 4)
+    target.take(target.next(Came).part)
+    assert target.next(Complete).seconds < 1  # what is waited for is not carried
+    target.porter.acknowledge("one")
+    assert source.next(Taken)
 
 
 def test_one_that_takes_nothing_for_long_is_dropped(ends):
