@@ -64,6 +64,9 @@ class Waiting:
     clock: Clock
     pending: Any
 
+    def is_done(self) -> bool:
+        return self.pending.is_done()
+
     def read(self) -> Any:
         started = time.perf_counter()
         result = self.pending.read()

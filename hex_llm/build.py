@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -123,17 +123,23 @@ def build_engine(
     report: Report = _tell_nobody,
     announce: Announce | None = None,
     make_porter: Callable[[Staging], Porter] | None = None,
+    devices: Sequence[int] | None = None,
 ) -> Engine:
     """Where there are other hosts, `announce` tells them of every step; where there are other engines that requests are
-    handed over to or taken over from, `make_porter` makes what carries them.
+    handed over to or taken over from, `make_porter` makes what carries them. `devices` are the engine's, by number, of
+    all that this process sees; without them, it has the first ones.
     """
-    runner, limits = build_runner(config, model, report, announce)
+    runner, limits = build_runner(config, model, report, announce, devices)
     porter = make_porter(runner.staging) if make_porter is not None else None
     return Engine(runner, limits, max_in_flight=1 if config.async_scheduling else 0, porter=porter)
 
 
 def build_runner(
-    config: Config, model: Model, report: Report = _tell_nobody, announce: Announce | None = None
+    config: Config,
+    model: Model,
+    report: Report = _tell_nobody,
+    announce: Announce | None = None,
+    devices: Sequence[int] | None = None,
 ) -> tuple[DeviceRunner, Limits]:
     """Plans memory, compiles, loads: whatever cannot work fails before anything large is allocated."""
     started = time.monotonic()
@@ -143,7 +149,8 @@ def build_runner(
             f" {jax.process_count()}: the copying of blocks is not told to other hosts."
         )
     use_cache(config.compilation_cache, config.cache_folder)
-    mesh = make_mesh(config.tensor_parallel_size)
+    own = None if devices is None else [each for number, each in enumerate(jax.devices()) if number in devices]
+    mesh = make_mesh(config.tensor_parallel_size, own)
     logger.info(
         "Loading %s: %s, %d layers, %s, on %s%s.",
         model.name,

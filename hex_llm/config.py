@@ -127,12 +127,14 @@ class Config:
         " and the first token, and hand the KV blocks to one of the others, which goes on. With it"
         " --enable_chunked_prefill and --enable_prefix_cache_hbm are on.",
     )
-    kv_transfer_path: Literal["auto", "jax", "host"] = _engine(
+    kv_transfer_path: Literal["auto", "device", "jax", "host"] = _engine(
         "auto",
-        "With --disagg_topo, how KV blocks go from one engine to another: by jax.experimental.transfer, between engines"
-        " of as many devices (jax), or through host memory, shared or over a socket (host). auto is the fastest that"
-        " any two of the engines have, as far as it was measured.",
-        refused={"device": "it copies between the devices of one process, and a server's engines have one each."},
+        "With --disagg_topo, how KV blocks go from one engine to another. device puts all engines into one process, in"
+        " which blocks go from device to device, on a TPU over the chips' own links; the engines also fail together"
+        " then, and the server with them. Otherwise each has a process of its own, and is started again when it fails:"
+        " blocks go by jax.experimental.transfer, between engines of as many devices (jax), or through host memory,"
+        " shared or over a socket (host). auto is the fastest of these two that any two of the engines have, as far as"
+        " it was measured.",
     )
     data_parallel_size: int = _engine(
         1,
@@ -370,6 +372,12 @@ class Config:
                 f" --tensor_parallel_size={self.tensor_parallel_size} and"
                 f" --decode_tensor_parallel_size={self.decode_tensor_parallel_size}."
             )
+        if self.one_process and (self.num_hosts > 1 or self.worker_distributed_method == "ray"):
+            several = f"--num_hosts={self.num_hosts}" if self.num_hosts > 1 else "--worker_distributed_method=ray"
+            raise ConfigError(
+                f"--kv_transfer_path=device and {several} do not go together: all engines are in one process then,"
+                " which has the devices of one host."
+            )
         # Written in one way, so that hosts can compare; and so that what is checked is what engines do.
         for name, value in (("disagg_topo", str(topology)), *((name, True) for name in _ON_WITH_TOPOLOGY)):
             object.__setattr__(self, name, value)
@@ -414,6 +422,11 @@ class Config:
     def num_engines(self) -> int:
         """Engines of the server, which are numbered from 0."""
         return self.data_parallel_size if self.topology is None else len(self.topology)
+
+    @property
+    def one_process(self) -> bool:
+        """Whether all engines are in one, each on devices of its own."""
+        return self.kv_transfer_path == "device"
 
     def role(self, index: int) -> Role | Literal[""]:
         """What an engine is for; empty where all do all."""

@@ -1,7 +1,9 @@
-"""The process of one host of one replica: `python -m hex_llm.engine_process TASK`, a `Task` as JSON.
+"""The process of one host of one replica, or of several engines: `python -m hex_llm.engine_process TASK`, a `Task` as
+JSON.
 
 It connects to the HTTP processes, and lives as long as one of them stays connected; or, on a host of a replica that is
-not its first, to the one that is (`follower`).
+not its first, to the one that is (`follower`). Each of several engines has connections and a thread of its own, and the
+first that ends is the end of all.
 """
 
 import faulthandler
@@ -10,7 +12,10 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
 
 import msgspec
 
@@ -22,12 +27,15 @@ from hex_llm.engine.wire import Failed, Found, Hello, Ready
 from hex_llm.errors import HexError, StartError
 from hex_llm.follower import replica_of, run_follower
 from hex_llm.frames import Broken
-from hex_llm.launch.task import Task
+from hex_llm.launch.task import EngineTask, Task
 from hex_llm.process import CLUSTER_KEY, ENGINE_DIED, begin_child, machine, release_signals
 from hex_llm.runner.followers import JOIN_S, Followers
 from hex_llm.runner.libtpu_lock import check_libtpu_lock
 
 logger = logging.getLogger("hex_llm.engine_process")  # whose own name is __main__
+
+_BUILDING = threading.Lock()
+_TURN_S = 5.0  # after which an engine that waits for another shows that it is alive
 
 
 def main(settings: str) -> int:
@@ -35,26 +43,36 @@ def main(settings: str) -> int:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     release_signals()
     task = msgspec.json.decode(settings, type=Task)
-    log.configure(_name(task))
+    log.configure(_prefix(task))
     key = os.environ.pop(CLUSTER_KEY, "").encode()
     if task.rank:
         return run_follower(task, key)
-    channels = _connect(task.fronts, Hello(task.replica, os.getpid(), machine()), key)
-    if not channels:
-        return ENGINE_DIED
-    host = EngineHost(channels, queue_timeout=task.config.queue_timeout_s)
-    host.report("starting", 0.0)
+    hosts = []
+    for own in task.engines:
+        channels = _connect(task.fronts, Hello(own.replica, os.getpid(), machine()), key)
+        if not channels:
+            return ENGINE_DIED
+        hosts.append(EngineHost(channels, queue_timeout=own.config.queue_timeout_s))
+        hosts[-1].report("starting", 0.0)
+    for index in range(1, len(hosts)):
+        threading.Thread(target=lambda index=index: _end(_live(task, index, hosts, key)), daemon=True).start()
+    return _live(task, 0, hosts, key)
+
+
+def _live(task: Task, index: int, hosts: Sequence[EngineHost], key: bytes) -> int:
+    """One of the engines, from its start to its end; returns the exit code."""
+    own, host = task.engines[index], hosts[index]
+    threading.current_thread().name = own.config.engine_name(own.replica)
     try:
-        engine, ready = _build(task, host, key)
+        with _turn(host):
+            engine, ready = _build(task, own, host, key)
     except HexError as error:
         exit_code = error.exit_code if isinstance(error, StartError) else 1
         print(f"hex-llm: {error}", file=sys.stderr, flush=True)
-        host.tell(Failed(exit_code))
-        return exit_code
+        return _fail(hosts, exit_code)
     except Exception:
         logger.critical("The engine could not start.", exc_info=True)
-        host.tell(Failed(1))
-        return 1
+        return _fail(hosts, 1)
     try:
         host.run(engine, ready)
     except Exception:
@@ -62,11 +80,35 @@ def main(settings: str) -> int:
     return ENGINE_DIED
 
 
-def _name(task: Task) -> str:
+def _fail(hosts: Sequence[EngineHost], exit_code: int) -> int:
+    """None of the engines is going to be there."""
+    for host in hosts:
+        host.tell(Failed(exit_code))
+    return exit_code
+
+
+@contextmanager
+def _turn(host: EngineHost) -> Iterator[None]:
+    """One engine after the other: each has all cores compile, and JAX's settings are those of the whole process. After
+    one that fails none has its turn: they would only say the same.
+    """
+    while not _BUILDING.acquire(timeout=_TURN_S):
+        host.report("waiting for another engine", 0.0)
+    yield
+    _BUILDING.release()
+
+
+def _end(code: int) -> NoReturn:
+    sys.stderr.flush()
+    os._exit(code)  # threads of XLA may still be at work; nothing of theirs is wanted
+
+
+def _prefix(task: Task) -> str:
     """What tells the lines of its log from those of others."""
-    replica = task.config.engine_name(task.replica) if task.config.num_engines > 1 else ""
+    own, *others = task.engines
+    name = "%(threadName)s" if others else own.config.engine_name(own.replica) if own.config.num_engines > 1 else ""
     rank = f"rank {task.rank}" if task.num_ranks > 1 else ""
-    words = " ".join(filter(None, (replica, rank)))
+    words = " ".join(filter(None, (name, rank)))
     return f"[{words}] " if words else ""
 
 
@@ -92,8 +134,8 @@ def _gather(task: Task, host: EngineHost, key: bytes) -> Followers:
     return followers
 
 
-def _build(task: Task, host: EngineHost, key: bytes) -> tuple[Engine, Ready]:
-    config = task.config
+def _build(task: Task, own: EngineTask, host: EngineHost, key: bytes) -> tuple[Engine, Ready]:
+    config = own.config
     check_libtpu_lock()
     followers = _gather(task, host, key) if task.num_ranks > 1 else None
     # JAX is imported here, and not before the HTTP processes can see that there is somebody.
@@ -113,11 +155,11 @@ def _build(task: Task, host: EngineHost, key: bytes) -> tuple[Engine, Ready]:
     porters: list[DevicePorter] = []
 
     def make_porter(staging: Staging) -> DevicePorter:
-        porters.append(DevicePorter(task.pages, key, staging, host.hear, path=config.kv_transfer_path))
+        porters.append(DevicePorter(own.pages, key, staging, host.hear, path=config.kv_transfer_path))
         return porters[0]
 
     announce = followers and followers.send
-    engine = build_engine(config, model, host.report, announce, make_porter if task.pages else None)
+    engine = build_engine(config, model, host.report, announce, make_porter if own.pages else None, own.devices)
     # Ready means that a token has been computed.
     engine.add(new_request("first", [0], SamplingParams(temperature=0, max_tokens=1), engine.limits))
     while engine.has_work:
@@ -131,6 +173,4 @@ def _build(task: Task, host: EngineHost, key: bytes) -> tuple[Engine, Ready]:
 
 
 if __name__ == "__main__":
-    code = main(*sys.argv[1:])
-    sys.stderr.flush()
-    os._exit(code)  # threads of XLA may still be at work; nothing of theirs is wanted
+    _end(main(*sys.argv[1:]))

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def replica_of(task: Task, key: bytes) -> Replica:
-    return Replica(task.replica, task.num_ranks, task.steps, key)
+    return Replica(task.engines[0].replica, task.num_ranks, task.steps, key)
 
 
 def run_follower(task: Task, key: bytes) -> int:
@@ -48,7 +48,8 @@ def _build(task: Task) -> Runs:
     from hex_llm.parallel.hosts import join_hosts
 
     join_hosts(task.coordinator, num_hosts=task.num_ranks, rank=task.rank, timeout=JOIN_S)
-    runner, _ = build_runner(task.config, find_model(task.config))
+    config = task.engines[0].config
+    runner, _ = build_runner(config, find_model(config))
     # What a start leaves behind stays: to look through it again and again would hold up a step each time.
     gc.collect()
     gc.freeze()

@@ -13,10 +13,11 @@ VERBOSE = "%(asctime)s.%(msecs)03d %(levelname)s %(process)d %(threadName)s %(na
 def configure(who: str = "") -> None:
     """Sends the log to stderr, as HEX_LLM_LOG_LEVEL and HEX_LLM_VERBOSE_LOG say. A second call replaces the first.
 
-    `who` is in front of every line, where several processes write the same.
+    `who` is in front of every line, where several processes or threads write the same: a text as formats of `logging`
+    are.
     """
     handler = logging.StreamHandler(sys.stderr)
-    form = (VERBOSE if verbose() else PLAIN).replace("%(message)s", f"{who.replace('%', '%%')}%(message)s")
+    form = (VERBOSE if verbose() else PLAIN).replace("%(message)s", f"{who}%(message)s")
     handler.setFormatter(logging.Formatter(form, datefmt="%Y-%m-%d %H:%M:%S"))
     logger = logging.getLogger("hex_llm")
     logger.setLevel(_level())

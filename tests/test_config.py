@@ -82,7 +82,7 @@ def test_documented_choices_are_the_ones_accepted():
         "load_format": ("auto", "dummy"),
         "check_weights": ("sample", "full", "off"),
         "dtype": ("auto", "bfloat16", "float32"),
-        "kv_transfer_path": ("auto", "jax", "host"),
+        "kv_transfer_path": ("auto", "device", "jax", "host"),
         "worker_distributed_method": ("mp", "ray"),
         "block_size": (8, 16, 32, 2048, 8192),
         "prefix_cache_isolation": ("auto", "none", "key", "salt"),

@@ -81,9 +81,14 @@ def test_prompts_go_in_chunks_and_prefixes_are_kept_in_every_engine():
         ("--decode_tensor_parallel_size=2", "--decode_tensor_parallel_size=2 is for --disagg_topo."),
         ("--kv_transfer_path=host", "--kv_transfer_path=host is for --disagg_topo."),
         (
-            "--disagg_topo=1,1 | --kv_transfer_path=device",
-            "--kv_transfer_path=device is refused: it copies between the devices of one process, and a server's engines"
-            " have one each.",
+            "--disagg_topo=1,1 | --kv_transfer_path=device | --num_hosts=2",
+            "--kv_transfer_path=device and --num_hosts=2 do not go together: all engines are in one process then,"
+            " which has the devices of one host.",
+        ),
+        (
+            "--disagg_topo=1,1 | --kv_transfer_path=device | --worker_distributed_method=ray",
+            "--kv_transfer_path=device and --worker_distributed_method=ray do not go together: all engines are in one"
+            " process then, which has the devices of one host.",
         ),
         (
             "--disagg_topo=1,1 | --kv_transfer_path=jax | --decode_tensor_parallel_size=2",
@@ -119,6 +124,7 @@ def test_what_does_not_go_with_two_kinds_of_engines_is_refused(line, message):
         "--disagg_topo=3,1 | --data_parallel_size=1 | --kv_transfer_path=jax",
         "--disagg_topo=3,1 | --kv_transfer_path=jax | --tensor_parallel_size=2 | --decode_tensor_parallel_size=2",
         "--disagg_topo=1,2 | --num_hosts=2 | --api_server_count=2",
+        "--disagg_topo=1,2 | --kv_transfer_path=device | --tensor_parallel_size=2 | --decode_tensor_parallel_size=1",
         "--disagg_topo=1,1 | --worker_distributed_method=ray",
         "--no-enable_chunked_prefill | --no-enable_prefix_cache_hbm | --kv_transfer_path=auto",
     ],

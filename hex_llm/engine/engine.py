@@ -1,8 +1,9 @@
 """The loop: plan a step, start it, read the one before it."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import cast
 
 from hex_llm.engine.admission import check_request
 from hex_llm.engine.handover import FromPorter, Porter
@@ -11,7 +12,7 @@ from hex_llm.engine.limits import Limits
 from hex_llm.engine.output import Output, Stats
 from hex_llm.engine.request import FinishReason, Request
 from hex_llm.engine.scheduler import Scheduler
-from hex_llm.engine.step import PendingStep, Runner, Slice
+from hex_llm.engine.step import Copier, PendingStep, Runner, Slice
 from hex_llm.errors import EngineDead, RequestError
 
 
@@ -24,8 +25,8 @@ class Engine:
     A step that fails ends the engine, because the device's memory may have gone with it: `step` passes the exception
     on, and from then on there is nothing but EngineDead.
 
-    With a porter it can hand requests over to other engines and take them over; whoever owns it passes on to `hear`
-    what the porter says.
+    With a porter, and a runner that is also a `Copier`, it can hand requests over to other engines and take them over;
+    whoever owns it passes on to `hear` what the porter says.
     """
 
     def __init__(self, runner: Runner, limits: Limits, *, max_in_flight: int = 1, porter: Porter | None = None):
@@ -35,7 +36,11 @@ class Engine:
         self._scheduler = Scheduler(limits)
         self._in_flight: deque[tuple[list[Slice], PendingStep]] = deque()
         self._failure: BaseException | None = None  # what a step failed with
-        self._handovers = Handovers(runner, self._scheduler, porter) if porter is not None else None
+        self._handovers: Handovers | None = None
+        if porter is not None:
+            self._handovers = Handovers(cast(Copier, runner), self._scheduler, porter)
+        # Called again and again while another engine may ask for blocks, which are not to wait for the step under way.
+        self.while_waiting: Callable[[], None] = lambda: None
         self.is_stuck = False  # the last `step` had nothing to do: all that is here waits for other engines
 
     def add(self, request: Request) -> None:
@@ -89,6 +94,8 @@ class Engine:
                 return []
             step, pending = self._in_flight[0]
         with self._ending(but=KeyboardInterrupt):
+            while self._handovers is not None and self._handovers.may_be_asked and not pending.is_done():
+                self.while_waiting()
             result = pending.read()
         with self._ending():
             self._in_flight.popleft()

@@ -9,20 +9,25 @@ from hex_llm.engine.outgoing import Outgoing
 from hex_llm.engine.output import Output, Stats
 from hex_llm.engine.request import FinishReason, Request
 from hex_llm.engine.scheduler import Scheduler
-from hex_llm.engine.step import Runner, Slice
+from hex_llm.engine.step import Copier, Slice
 
 
 class Handovers:
-    def __init__(self, runner: Runner, scheduler: Scheduler, porter: Porter):
+    def __init__(self, copier: Copier, scheduler: Scheduler, porter: Porter):
         self._scheduler = scheduler
         self._porter = porter
-        self._outgoing = Outgoing(runner, scheduler.limits, porter)
-        self._incoming = Incoming(runner, scheduler, porter)
+        self._outgoing = Outgoing(copier, scheduler.limits, porter)
+        self._incoming = Incoming(copier, scheduler, porter)
         self._num_lost = 0
 
     def add(self, request: Request) -> None:
         if request.hands_over:
             self._outgoing.add(request)
+
+    @property
+    def may_be_asked(self) -> bool:
+        """Whether there is a request here that another engine may ask for at any moment."""
+        return bool(self._outgoing)
 
     def start(self, step: Sequence[Slice]) -> None:
         """A step was planned and, unless it is empty, handed to the device."""

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 _CHECK_S = 60.0  # how often an engine that is idle looks whether it has lost anything
+_LISTEN_S = 0.002  # between two looks at the step under way
 _FLUSH_S = 0.01  # how soon to try again where a process does not read
 _MAX_UNSENT = 256 * 2**20
 
@@ -140,6 +141,7 @@ class EngineHost:
         """Serves until nobody is connected any more. What a step fails with is passed on."""
         self._ready = True
         self.tell(ready)
+        engine.while_waiting = lambda: self._take_messages(engine, _LISTEN_S)
         last_alive = last_check = 0.0
         while True:
             self._take_messages(engine)
@@ -188,12 +190,15 @@ class EngineHost:
                         os._exit(0)
             self._inbox.put((connection, None))
 
-    def _take_messages(self, engine: Engine) -> None:
+    def _take_messages(self, engine: Engine, seconds: float | None = None) -> None:
+        """Waits for the first of them: for so long, or where that is not said, until there is something to do."""
         flushed = sum(each.flush() for each in self._connections) == len(self._connections)
-        block = not engine.has_work or engine.is_stuck
+        block = seconds is not None or not engine.has_work or engine.is_stuck
+        if seconds is None:
+            seconds = HEARTBEAT_S if flushed else _FLUSH_S
         while True:
             try:
-                message = self._inbox.get(block, timeout=HEARTBEAT_S if flushed else _FLUSH_S)
+                message = self._inbox.get(block, timeout=seconds)
             except queue.Empty:
                 return
             block = False

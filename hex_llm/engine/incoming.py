@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hex_llm.engine.handover import Came, Complete, Porter
 from hex_llm.engine.scheduler import Scheduler
-from hex_llm.engine.step import Runner
+from hex_llm.engine.step import Copier
 
 
 @dataclass(slots=True)
@@ -19,9 +19,9 @@ class Received:
 
 
 class Incoming:
-    def __init__(self, runner: Runner, scheduler: Scheduler, porter: Porter):
+    def __init__(self, copier: Copier, scheduler: Scheduler, porter: Porter):
         self.received = Received()
-        self._runner = runner
+        self._copier = copier
         self._scheduler = scheduler
         self._porter = porter
 
@@ -34,7 +34,7 @@ class Incoming:
     def copy_in(self, came: Came) -> None:
         part, received = came.part, self.received
         if request := self._scheduler.coming.get(part.request_id):
-            self._runner.copy_in(request.blocks[part.first : part.first + part.count], part.pages)
+            self._copier.copy_in(request.blocks[part.first : part.first + part.count], part.pages)
             received.blocks += part.count
             received.num_bytes += came.num_bytes
         self._porter.took(part)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hex_llm.engine.handover import PARTS_IN_FLIGHT, Part, Porter
 from hex_llm.engine.limits import Limits
 from hex_llm.engine.request import Request
-from hex_llm.engine.step import Runner, Slice
+from hex_llm.engine.step import Copier, Slice
 
 HOLD_S = 300.0  # that blocks are kept for an engine that does not take them
 
@@ -37,13 +37,16 @@ class Outgoing:
     sooner, and what the device copies after that waits for it. So a few parts are copied before they are asked for.
     """
 
-    def __init__(self, runner: Runner, limits: Limits, porter: Porter):
-        self._runner = runner
+    def __init__(self, copier: Copier, limits: Limits, porter: Porter):
+        self._copier = copier
         self._limits = limits
         self._porter = porter
         self._requests: dict[str, _Outgoing] = {}
         self._asked: dict[str, _Outgoing] = {}  # of those: another engine waits for more of them
         self._num_early = 0  # parts
+
+    def __len__(self) -> int:
+        return len(self._requests)
 
     def add(self, request: Request) -> None:
         self._requests[request.id] = _Outgoing(request)
@@ -111,8 +114,8 @@ class Outgoing:
         return self._take_early(each) if first == each.next else self._copy(each, each.next, min(first, each.num_ready))
 
     def _copy(self, each: _Outgoing, first: int, stop: int) -> Part:
-        stop = min(first + self._runner.part_blocks, stop)
-        return Part(each.request.id, first, stop - first, self._runner.copy_out(each.blocks[first:stop]))
+        stop = min(first + self._copier.part_blocks, stop)
+        return Part(each.request.id, first, stop - first, self._copier.copy_out(each.blocks[first:stop]))
 
     def _copy_early(self, each: _Outgoing, first: int) -> None:
         """What was computed from block `first` on, after what was copied before."""

@@ -167,7 +167,7 @@ class Scheduler:
             total_preemptions=self._num_preemptions,
             total_prefix_queries=self._num_prefix_queries,
             total_prefix_hits=self._num_prefix_hits,
-            blocks_held=sum(map(len, self.held.values())),
+            blocks_held=len(set(itertools.chain.from_iterable(self.held.values()))),  # several may share some
             coming=len(self.coming),
         )
 

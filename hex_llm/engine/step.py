@@ -53,6 +53,10 @@ class StepResult:
 class PendingStep(Protocol):
     """A step on its way through the device."""
 
+    def is_done(self) -> bool:
+        """Whether there is nothing to wait for."""
+        ...
+
     def read(self) -> StepResult:
         """Waits for the step to end. Interrupted, it can be called again."""
         ...
@@ -67,6 +71,10 @@ class Runner(Protocol):
         Slices that decode come first, then fresh ones of one token, then the longer ones.
         """
         ...
+
+
+class Copier(Protocol):
+    """What the runner of an engine that hands requests over can do beside, in the same order."""
 
     @property
     def part_blocks(self) -> int:

@@ -118,7 +118,7 @@ class Agents:
             self._check_host(host)
             self._num_started += 1
             child = HostChild(self, host, task, environment, self._num_started)
-            addresses = (task.steps, task.coordinator, task.pages)
+            addresses = (task.steps, task.coordinator, *(engine.pages for engine in task.engines))
             self._ports[child] = {int(each.rpartition(":")[2]) for each in addresses if each}
             return child
 
@@ -196,8 +196,10 @@ class Agents:
                 text = text.replace(_token(rank), f"[{address}]" if ":" in address else address)
             return text
 
-        addresses = {"steps": task.steps, "coordinator": task.coordinator, "pages": task.pages}
-        return msgspec.structs.replace(task, **{name: known(text) for name, text in addresses.items()})
+        engines = tuple(msgspec.structs.replace(each, pages=known(each.pages)) for each in task.engines)
+        return msgspec.structs.replace(
+            task, engines=engines, steps=known(task.steps), coordinator=known(task.coordinator)
+        )
 
     def _accept(self) -> None:
         while True:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from hex_llm.config import Config
 from hex_llm.errors import StartError
 from hex_llm.launch.launcher import Child, Launcher
-from hex_llm.launch.placement import Replica
-from hex_llm.launch.task import Task
+from hex_llm.launch.placement import Replica, Seat
+from hex_llm.launch.task import EngineTask, Task
 from hex_llm.process import ENGINE_DIED
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Fleet:
         self._launcher = launcher
         self._fronts = tuple(fronts)
         self._environment = environment or {}
-        self._crews = [_Crew(number, replica, config.engine_name(number)) for number, replica in enumerate(placement)]
+        self._crews = _crews(config, placement)
         try:
             for crew in self._crews:
                 self._start(crew)
@@ -59,8 +59,9 @@ class Fleet:
 
     def end(self, replica: int) -> None:
         """Has the processes of a replica that hangs end; `poll` sees to the rest."""
-        for child in self._crews[replica].children:
-            child.end()
+        for crew in self._crews:
+            for child in crew.children if replica in crew.engines else ():
+                child.end()
 
     def close(self) -> None:
         """To be called when the HTTP processes have closed their connections, which ends engines in order."""
@@ -79,27 +80,29 @@ class Fleet:
         self._launcher.close()
 
     def _start(self, crew: "_Crew") -> None:
-        ranks = len(crew.replica)
-        host = crew.replica[0].host
+        ranks = len(crew.seats)
+        host = crew.seats[0].host
         steps = coordinator = ""
         if ranks > 1:
             steps, coordinator = self._launcher.addresses(host, 2)
         crew.started = time.monotonic()
         crew.num_starts += 1
-        for rank, seat in enumerate(crew.replica):
+        for rank, seat in enumerate(crew.seats):
             task = Task(
-                config=self._config.of_worker(crew.number),
+                engines=tuple(self._engine_task(number, devices, host) for number, devices in crew.engines.items()),
                 fronts=self._fronts,
-                replica=crew.number,
                 rank=rank,
                 num_ranks=ranks,
                 num_devices=seat.num_devices,
                 devices=seat.devices,
                 steps=f"tcp:{steps}" if steps else "",
                 coordinator=coordinator,
-                pages=self._launcher.pages_address(host) if self._config.topology else "",
             )
             crew.children.append(self._launcher.start(seat.host, task, self._environment))
+
+    def _engine_task(self, number: int, devices: tuple[int, ...] | None, host: int) -> EngineTask:
+        pages = self._launcher.pages_address(host) if self._config.topology else ""
+        return EngineTask(self._config.of_worker(number), number, devices, pages)
 
     def _lose(self, crew: "_Crew", rank: int, code: int, *, now: float, restart: bool) -> None:
         crew.end()
@@ -128,13 +131,22 @@ class Fleet:
             logger.error("%s does not start (%s); once more in %g s.", name, error, crew.pause)
 
 
-class _Crew:
-    """The processes of one engine: all of them, or none."""
+def _crews(config: Config, placement: Sequence[Replica]) -> "list[_Crew]":
+    if not config.one_process:
+        return [_Crew({number: None}, replica, config.engine_name(number)) for number, replica in enumerate(placement)]
+    seats = [seat for replica in placement for seat in replica]
+    # Nobody else is on the host, so the process may see all of it, as that of a server's only engine does.
+    whole = Seat(0, sum(seat.num_devices for seat in seats), None)
+    return [_Crew({number: seat.devices for number, seat in enumerate(seats)}, [whole], "the engines")]
 
-    def __init__(self, number: int, replica: Replica, name: str):
-        self.number = number
+
+class _Crew:
+    """The processes of one engine, or the one process of several: all of them, or none."""
+
+    def __init__(self, engines: Mapping[int, tuple[int, ...] | None], seats: Sequence[Seat], name: str):
+        self.engines = engines  # the devices of each, of those that the process sees; None: the first ones
+        self.seats = seats  # one for each process
         self.name = name
-        self.replica = replica
         self.children: list[Child] = []
         self._leaving: list[Child] = []  # told to end, and perhaps still holding devices
         self.num_starts = 0
@@ -144,7 +156,7 @@ class _Crew:
 
     def name_of(self, rank: int) -> str:
         """One of its processes."""
-        host = f"host {self.replica[rank].host} of " if len(self.replica) > 1 else ""
+        host = f"host {self.seats[rank].host} of " if len(self.seats) > 1 else ""
         return f"{host}{self.name}"
 
     def ended(self) -> tuple[int, int] | None:

@@ -61,7 +61,9 @@ class HostActor:
         os.environ |= environment
         decoded = msgspec.json.decode(task, type=Task)
         here = str(Address(ray.util.get_node_ip_address(), 0))
-        decoded = msgspec.structs.replace(decoded, pages=decoded.pages.replace(_HERE, here))
+        (engine,) = decoded.engines
+        engine = msgspec.structs.replace(engine, pages=engine.pages.replace(_HERE, here))
+        decoded = msgspec.structs.replace(decoded, engines=(engine,))
         child = start_engine(decoded, environment)
         while (code := child.poll()) is None:
             time.sleep(_POLL_S)
@@ -135,14 +137,15 @@ class RayLauncher:
         return f"tcp:{_HERE}"
 
     def start(self, host: int, task: Task, environment: Mapping[str, str]) -> RayChild:
-        bundle = self._bundle_of[task.replica, task.rank]
+        (engine,) = task.engines
+        bundle = self._bundle_of[engine.replica, task.rank]
         actor = self._actor(bundle)
         del self._actors[bundle]
         self._begun.add(bundle)
         if self._platform != "cpu":
             task = msgspec.structs.replace(task, devices=None)  # the actor sees no others than its own
         exit_code = actor.run.remote(msgspec.json.encode(task), self._environment | dict(environment))
-        return RayChild(actor, exit_code, f"host {task.rank} of {task.config.engine_name(task.replica)}")
+        return RayChild(actor, exit_code, f"host {task.rank} of {engine.config.engine_name(engine.replica)}")
 
     def close(self) -> None:
         for actor in self._actors.values():

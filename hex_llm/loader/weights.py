@@ -221,13 +221,12 @@ def _progress(total: int, report: Callable[[float], None]) -> Iterator[Callable[
 def dummy[T](model: type[T], arch: Arch, mesh: Mesh, dtype: Any, *, seed: int = 0) -> T:
     """Random weights, made on the devices that hold them, equal for equal seeds."""
     split = Split.over(arch, mesh)
-    key = jax.random.key(seed)
     number = iter(range(len(specs(model, arch))))
 
     def make(spec: WeightSpec) -> Array:
-        own = jax.random.fold_in(key, next(number))
         value = arch.rms.neutral if spec.neutral else None
-        return _dummy_program(spec.shape(split), jnp.dtype(dtype), value, spec.sharding(mesh))(own)
+        fill = _dummy_program(spec.shape(split), jnp.dtype(dtype), value, spec.sharding(mesh))
+        return fill(np.uint32(seed), np.uint32(next(number)))
 
     return build(model, arch, make)
 
@@ -235,12 +234,13 @@ def dummy[T](model: type[T], arch: Arch, mesh: Mesh, dtype: Any, *, seed: int = 
 @functools.cache
 def _dummy_program(
     shape: tuple[int, ...], dtype: Any, value: float | None, sharding: NamedSharding
-) -> Callable[[Array], Array]:
+) -> Callable[[np.uint32, np.uint32], Array]:
     """One compiled function per shape: layers are alike, so a model has a handful."""
 
-    def fill(key: Array) -> Array:
+    def fill(seed: Array, number: Array) -> Array:
         if value is not None:
             return jnp.full(shape, value, dtype)
+        key = jax.random.fold_in(jax.random.key(seed), number)
         return jax.random.uniform(key, shape, dtype, -_DUMMY_SPREAD, _DUMMY_SPREAD)
 
     return jax.jit(fill, out_shardings=sharding)

@@ -25,6 +25,11 @@ from hex_llm.runner.xla_options import compiler_options
 logger = logging.getLogger(__name__)
 
 
+# It is all Python: side by side, each would only come later to what is not. And it changes a setting of JAX's for a
+# moment, which is the same for all engines of a process.
+_LOWERING = threading.Lock()
+
+
 class DoesNotFit(OutOfMemory):
     """What a program needs beside its arguments, or with them, is more than the device has: its compiler says so."""
 
@@ -48,7 +53,6 @@ class Compiler:
         self._jit = jit
         self._report = report
         self._lowering = Lowering(programs, folder)
-        self._lock = threading.Lock()
         self._ready: dict[Program, Callable] = {}
         self._warm = False
         if is_hopper():
@@ -58,7 +62,7 @@ class Compiler:
 
     def get(self, program: Program) -> Callable:
         if program not in self._ready:
-            self._ready[program] = self._late(program) if self._jit else _uncompiled(self.programs.function(program))
+            self._ready[program] = self._late(program) if self._jit else self._uncompiled(program)
         return self._ready[program]
 
     def memory(self, program: Program) -> tuple[int, int]:
@@ -106,12 +110,13 @@ class Compiler:
             self._report(1.0)
 
     def _compile(self, program: Program) -> Any:
-        path = self._lowering.path(program)
+        with _LOWERING:  # of whose setting the path tells, too
+            path = self._lowering.path(program)
         # Hosts of one replica compile side by side: each keeps its own work, and on a GPU they share the measuring, in
         # which all take part at once.
         alone = jax.process_count() == 1
         with turn(path.with_suffix(".lock") if path and alone else None):
-            with self._lock:  # it is all Python: side by side, each would only come later to what is not
+            with _LOWERING:
                 lowered = self._lowering.lower(program)
             try:
                 return lowered.compile(compiler_options=compiler_options(self.programs, program))
@@ -121,10 +126,11 @@ class Compiler:
                 said = str(error).strip().partition("\n")[0]
                 raise DoesNotFit(f"A step is too large for the device's memory. The compiler says: {said}") from error
 
+    def _uncompiled(self, program: Program) -> Callable:
+        function, device = self.programs.function(program), self.programs.mesh.local_devices[0]
 
-def _uncompiled(function: Callable) -> Callable:
-    def run(*arguments: Any) -> Any:
-        with jax.disable_jit():
-            return function(*arguments)
+        def run(*arguments: Any) -> Any:
+            with jax.disable_jit(), jax.default_device(device):
+                return function(*arguments)
 
-    return run
+        return run

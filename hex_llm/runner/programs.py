@@ -247,9 +247,12 @@ class Programs:
         return self._array(array.shape, array.dtype)
 
     def _array(self, shape: tuple[int, ...], dtype: Any, spec: PartitionSpec = WHOLE) -> jax.ShapeDtypeStruct:
-        elsewhere = backend() != jax.default_backend()  # and not on the device that JAX would take
-        sharding = NamedSharding(self.mesh, spec) if self.is_split or elsewhere else None
+        sharding = NamedSharding(self.mesh, spec) if self.is_split or self._is_elsewhere() else None
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    def _is_elsewhere(self) -> bool:
+        """Whether the one device is not that which JAX takes where nobody says."""
+        return backend() != jax.default_backend() or self.mesh.devices.flat[0] != jax.devices()[0]
 
 
 def all_programs(buckets: Buckets, counts: Sequence[int] = ()) -> Iterator[Program]:

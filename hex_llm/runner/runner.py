@@ -161,6 +161,9 @@ class PendingOutput:
         self._chosen = chosen
         self._scores = scores
 
+    def is_done(self) -> bool:
+        return self._chosen.tokens.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
+
     def read(self) -> StepResult:
         tokens = np.asarray(self._chosen.tokens)[: len(self._step)]
         logprobs = prompt_logprobs = None

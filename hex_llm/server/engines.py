@@ -53,7 +53,7 @@ class Engines:
 
     def describe(self) -> str:
         """Who they were, for a log."""
-        pids = [str(member.pid) for _, member in sorted(self._members.items())]
+        pids = dict.fromkeys(str(member.pid) for _, member in sorted(self._members.items()))
         return f"process{'es' if len(pids) > 1 else ''} ({', '.join(pids) or 'which never connected'})"
 
     async def let_in(self) -> None:
@@ -106,7 +106,7 @@ class Engines:
                     await self._end(replica, member)
 
     async def _end(self, replica: int, member: _Member) -> None:
-        self.hung.add(replica)
+        self.hung |= set(range(self._config.num_engines)) if self._config.one_process else {replica}
         _send(member, signal.SIGUSR1)  # writes the stacks of its threads to the log
         await asyncio.sleep(_STACKS_S)
         _send(member, signal.SIGKILL)

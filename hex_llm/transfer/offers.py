@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import jax
+import numpy as np
 from jax.experimental import transfer
 
 from hex_llm.frames import Broken
@@ -42,6 +43,9 @@ def take_here(ticket: int, staging: Staging) -> jax.Array:
     pages = _here.get(ticket)
     if pages is None:
         raise Broken("A part of this process is not there any more.")
+    if len(pages.devices()) == 1 and not staging.sharding.is_fully_replicated:
+        # JAX would cut it on the device, by a program that has to be compiled for every size.
+        return jax.block_until_ready(jax.device_put(np.asarray(pages), staging.sharding))
     return jax.block_until_ready(jax.device_put(pages, staging.sharding))
 
 

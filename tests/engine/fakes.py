@@ -111,6 +111,9 @@ class FakeStep:
         self.runner, self.rows, self.touched, self.written = runner, rows, touched, written
         self.result: StepResult | None = None
 
+    def is_done(self) -> bool:
+        return self.runner.num_looks <= 0
+
     def read(self) -> StepResult:
         self.runner.fault("read")
         if self.result is None:
@@ -137,6 +140,7 @@ class FakeRunner:
         self.page_table = np.zeros((limits.max_running, pages), np.int64)
         self.last_token = np.full(limits.max_running, -1)
         self.received: set[int] = set()  # blocks that were ever copied in
+        self.num_looks = 0  # at a step before it is done
         self.order: list[str] = []  # what it was given to do
         # What the host has told the device of each slot: whose it is, and how many blocks.
         self.told: dict[int, tuple[str, int]] = {}

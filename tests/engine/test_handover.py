@@ -106,6 +106,34 @@ async def test_blocks_of_a_step_are_copied_before_the_next_one_whoever_asks_for_
     assert (outgoing._num_early, outgoing._requests, outgoing._asked) == (0, {}, {})
 
 
+@routed(2, num_prefill=1)
+async def test_who_asks_while_a_step_is_waited_for_gets_what_is_there(router):
+    prefill, decode = several(router)
+    add(router, range(9), 3)
+    for _ in range(2):
+        prefill.step()
+    add(router, [5] * 20, 3)
+    runner = prefill.engine._runner
+    runner.num_looks = 3  # type: ignore[attr-defined]
+
+    seen = []
+
+    def wait() -> None:
+        runner.num_looks -= 1  # type: ignore[attr-defined]
+        decode.step()
+        prefill.hear()
+        seen.append(sent(prefill))
+
+    prefill.engine.while_waiting = wait
+    assert sent(prefill) == 0
+    prefill.step()
+    prefill.step()  # which waits for the one before
+    assert max(seen) >= 3
+    prefill.engine.while_waiting = lambda: None
+    runner.num_looks = 0  # type: ignore[attr-defined]
+    run([prefill, decode])
+
+
 @pytest.mark.parametrize("count", [2, 5])
 def test_what_several_answers_have_in_common_is_computed_once_and_sent_once(count):
     @routed(2, num_prefill=1)

@@ -56,7 +56,8 @@ def test_so_it_does_where_prompts_and_answers_are_computed_by_several_engines(to
             [20, 100, 2, 2, 3, 3, 0.2, 0.2, 3, 6],
             k=150,
         )
-        heard += _run([(name, rng.getrandbits(32)) for name in names], *topology, changes)
+        acts = [(name, rng.getrandbits(32)) for name in names]
+        heard += _run(acts, topology[0], topology[1], changes)
     assert min(heard[name] for name in ("Wanted", "Came", "Complete", "Taken")) > 0, heard
     assert heard["Lost"] + heard["Left"] > 0, heard
 

@@ -20,7 +20,8 @@ def start_instead(task: Task, environment: dict[str, str]) -> LocalChild:
     """The replica's number is how the process ends; that of 0 stays."""
     with FILE.open("ab") as file:
         file.write(msgspec.json.encode({"task": task, "environment": environment}) + b"\n")
-    ends = f"os._exit({task.replica})" if task.replica else "time.sleep(600)"
+    replica = task.engines[0].replica
+    ends = f"os._exit({replica})" if replica else "time.sleep(600)"
     code = f"import os, time; from hex_llm.process import begin_child; begin_child(); {ends}"
     parent = {"HEX_LLM_PARENT": str(os.getpid())}
     return LocalChild(

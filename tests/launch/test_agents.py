@@ -21,7 +21,7 @@ from hex_llm.launch.addresses import Address, Place
 from hex_llm.launch.agent import hello_of
 from hex_llm.launch.agent_wire import difference
 from hex_llm.launch.agents import Agents
-from hex_llm.launch.task import Task
+from hex_llm.launch.task import EngineTask, Task
 from tests.server.servers import children_of, free_port
 
 SCRIPT = Path(__file__).parent / "agent_host.py"
@@ -52,8 +52,8 @@ class Cluster:
     def tasks(self, rank: int = 1) -> list[dict]:
         return [json.loads(line) for line in (self.folder / f"tasks-{rank}").read_text().splitlines()]
 
-    def task(self, **fields) -> Task:
-        return Task(config=self.config, fronts=("tcp:127.0.0.1:1",), **fields)
+    def task(self, replica: int = 0, pages: str = "", **fields) -> Task:
+        return Task((EngineTask(self.config, replica, pages=pages),), fronts=("tcp:127.0.0.1:1",), **fields)
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_each_engine_that_hands_blocks_over_has_a_port_of_its_own_on_its_host(cl
     cluster.agent()
     wait_for(lambda: there.poll() is None and there.is_begun)
     (told,) = wait_for(lambda: (cluster.folder / "tasks-1").exists() and cluster.tasks())
-    assert told["task"]["pages"] == f"tcp:127.0.0.1:{port + 2}"
+    assert told["task"]["engines"][0]["pages"] == f"tcp:127.0.0.1:{port + 2}"
     here.end()
     assert here.poll() is not None
     assert agents.pages_address(1).endswith(f":{port + 1}")

@@ -1,6 +1,8 @@
 """The processes of a server's engines: all of a replica or none, and again after a while."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -8,7 +10,7 @@ from hex_llm.config import Config
 from hex_llm.launch import fleet as fleet_module
 from hex_llm.launch.fleet import Fleet
 from hex_llm.launch.placement import place, place_engines
-from hex_llm.launch.task import Task
+from hex_llm.launch.task import EngineTask, Task
 from hex_llm.process import ENGINE_DIED
 
 
@@ -16,6 +18,7 @@ class Process:
     def __init__(self, host: int, task: Task):
         self.host = host
         self.task = task
+        self.engine = task.engines[0]
         self.code: int | None = None
         self.told = False
         self.slow = False  # to end when it is told to
@@ -84,8 +87,8 @@ def make(hosts: Hosts, **placement: int) -> Fleet:
     return Fleet(Config(), hosts, placed, ["unix:/a", "unix:/b"], {"KEY": "k"})
 
 
-def of_two_kinds(hosts: Hosts, topology: str = "1,1", **settings: int) -> Fleet:
-    config = Config(disagg_topo=topology, **settings)  # pyright: ignore[reportArgumentType]
+def of_two_kinds(hosts: Hosts, topology: str = "1,1", **settings: Any) -> Fleet:
+    config = Config(disagg_topo=topology, **settings)
     return Fleet(config, hosts, place_engines(config, num_hosts=1, local_devices=8), ["unix:/a"], {"KEY": "k"})
 
 
@@ -101,7 +104,7 @@ def seconds_until_started(hosts: Hosts, fleet: Fleet, clock: Clock) -> float:
 def test_every_replica_gets_a_process_that_knows_its_part(clock):
     hosts = Hosts()
     make(hosts, tensor=2, data=2)
-    assert [(each.host, each.task.replica, each.task.devices) for each in hosts.started] == [
+    assert [(each.host, each.engine.replica, each.task.devices) for each in hosts.started] == [
         (0, 0, (0, 1)),
         (0, 1, (2, 3)),
     ]
@@ -114,7 +117,7 @@ def test_the_hosts_of_a_replica_share_addresses_and_no_other_replica_has_them(cl
     hosts = Hosts()
     make(hosts, tensor=4, data=2, num_hosts=4, local_devices=2)
     tasks = [each.task for each in hosts.started]
-    assert [(each.host, each.task.replica, each.task.rank) for each in hosts.started] == [
+    assert [(each.host, each.engine.replica, each.task.rank) for each in hosts.started] == [
         (0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 1, 1)
     ]  # fmt: skip
     assert tasks[0].steps == tasks[1].steps
@@ -134,7 +137,7 @@ def test_a_replica_that_ends_is_started_again_after_longer_and_longer_pauses(clo
         pauses.append(seconds_until_started(hosts, fleet, clock))
         clock.now += 10
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    assert {each.task.replica for each in hosts.started[2:]} == {1}
+    assert {each.engine.replica for each in hosts.started[2:]} == {1}
     assert fleet.exit_code is None
     clock.now += 301
     hosts.alive[-1].code = ENGINE_DIED
@@ -175,7 +178,7 @@ def test_a_replica_that_hangs_can_be_ended_and_comes_back(clock):
     assert [each.told for each in hosts.started] == [False, True]
     fleet.poll()
     seconds_until_started(hosts, fleet, clock)
-    assert [each.task.replica for each in hosts.alive] == [0, 1]
+    assert [each.engine.replica for each in hosts.alive] == [0, 1]
 
 
 @pytest.mark.parametrize(("code", "expected"), [(-9, ENGINE_DIED), (0, ENGINE_DIED), (3, 3), (70, 70)])
@@ -255,20 +258,58 @@ def test_a_first_start_that_cannot_be_made_leaves_nothing_behind(clock):
 def test_engines_of_two_kinds_each_have_the_settings_and_devices_of_theirs_and_an_address_for_blocks(clock):
     hosts = Hosts()
     of_two_kinds(hosts, "2,1", tensor_parallel_size=1, decode_tensor_parallel_size=2)
-    tasks = [each.task for each in hosts.started]
-    assert [(task.replica, task.num_devices, task.devices) for task in tasks] == [
+    assert [(each.engine.replica, each.task.num_devices, each.task.devices) for each in hosts.started] == [
         (0, 1, (2,)), (1, 1, (3,)), (2, 2, (0, 1))
     ]  # fmt: skip
-    assert [task.config.tensor_parallel_size for task in tasks] == [1, 1, 2]
-    assert [task.config.role(task.replica) for task in tasks] == ["prefill", "prefill", "decode"]
-    assert len({task.pages for task in tasks}) == 3
-    assert all(task.pages.startswith("tcp:10.0.0.0:") for task in tasks)
+    engines = [engine for each in hosts.started for engine in each.task.engines]
+    assert [engine.devices for engine in engines] == [None] * 3  # all that its process sees
+    check_two_kinds(engines)
+
+
+def check_two_kinds(engines: Sequence[EngineTask]) -> None:
+    """Two for prompts with a device each, and one for answers with two."""
+    assert [engine.replica for engine in engines] == [0, 1, 2]
+    assert [engine.config.tensor_parallel_size for engine in engines] == [1, 1, 2]
+    assert [engine.config.role(engine.replica) for engine in engines] == ["prefill", "prefill", "decode"]
+    assert len({engine.pages for engine in engines}) == 3
+    assert all(engine.pages.startswith("tcp:10.0.0.0:") for engine in engines)
+
+
+def in_one_process(hosts: Hosts) -> Fleet:
+    sizes = {"tensor_parallel_size": 1, "decode_tensor_parallel_size": 2}
+    return of_two_kinds(hosts, "2,1", kv_transfer_path="device", **sizes)
+
+
+def test_engines_that_share_a_process_each_have_devices_of_their_own_of_all_that_it_sees(clock):
+    hosts = Hosts()
+    in_one_process(hosts)
+    (process,) = hosts.started
+    assert (process.host, process.task.num_devices, process.task.devices) == (0, 4, None)
+    assert [engine.devices for engine in process.task.engines] == [(2,), (3,), (0, 1)]
+    check_two_kinds(process.task.engines)
+
+
+def test_the_end_of_a_process_of_several_engines_is_the_end_of_the_fleet(clock, caplog):
+    hosts = Hosts()
+    fleet = in_one_process(hosts)
+    hosts.started[0].code = -9
+    fleet.poll()
+    assert fleet.exit_code == ENGINE_DIED
+    assert "The process of the engines was ended by signal 9." in caplog.text
+    assert len(hosts.started) == 1
+
+
+@pytest.mark.parametrize("replica", [0, 2])
+def test_an_engine_that_hangs_is_ended_with_those_that_share_its_process(clock, replica):
+    hosts = Hosts()
+    in_one_process(hosts).end(replica)
+    assert not hosts.alive
 
 
 def test_engines_that_all_do_all_have_no_address_for_blocks(clock):
     hosts = Hosts()
     make(hosts, data=2)
-    assert {each.task.pages for each in hosts.started} == {""}
+    assert {each.engine.pages for each in hosts.started} == {""}
 
 
 @pytest.mark.parametrize(("number", "name"), [(0, "prefill 0"), (1, "decode 0")])
@@ -281,8 +322,8 @@ def test_the_only_engine_of_a_kind_is_started_again_at_another_address(clock, ca
     assert f"The process of {name} " in caplog.text
     assert seconds_until_started(hosts, fleet, clock) == 1
     assert fleet.exit_code is None
-    assert hosts.started[2].task.replica == number
-    assert hosts.started[2].task.pages != hosts.started[number].task.pages
+    assert hosts.started[2].engine.replica == number
+    assert hosts.started[2].engine.pages != hosts.started[number].engine.pages
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -14,7 +14,7 @@ from hex_llm.errors import ConfigError, StartError
 from hex_llm.launch import ray_launcher
 from hex_llm.launch.placement import Seat
 from hex_llm.launch.ray_launcher import HostActor, RayLauncher
-from hex_llm.launch.task import Task
+from hex_llm.launch.task import EngineTask, Task
 
 
 class Call:
@@ -63,7 +63,7 @@ def launcher(monkeypatch) -> RayLauncher:
 
 def test_an_actor_that_is_made_again_is_not_waited_for_and_replaced_where_it_dies(launcher):
     assert launcher.addresses(0, 2) == ["10.0.0.1:7", "10.0.0.1:8"]
-    launcher.start(0, Task(config=Config(), fronts=()), {})
+    launcher.start(0, Task((EngineTask(Config()),), fronts=()), {})
     Actor.first_state = "starting"
     with pytest.raises(StartError, match="not there yet"):
         launcher.addresses(0, 2)
@@ -85,8 +85,8 @@ def test_an_engine_listens_for_others_at_its_actors_address_on_any_port(launcher
     monkeypatch.setattr(ray_launcher.ray.util, "get_node_ip_address", lambda: "fd00::7")
     run = HostActor.__ray_metadata__.modified_class.run  # pyright: ignore[reportFunctionMemberAccess]
     for pages in (launcher.pages_address(0), ""):
-        run(None, msgspec.json.encode(Task(config=Config(), fronts=(), pages=pages)), {})
-    assert [task.pages for task in started] == ["tcp:[fd00::7]:0", ""]
+        run(None, msgspec.json.encode(Task((EngineTask(Config(), pages=pages),), fronts=())), {})
+    assert [engine.pages for task in started for engine in task.engines] == ["tcp:[fd00::7]:0", ""]
 
 
 def test_a_cluster_without_room_for_engines_of_two_sizes_is_told_what_they_take(monkeypatch):

@@ -25,7 +25,7 @@ def tasks(server: RunningServer) -> dict[int, dict]:
 
 def engines(server: RunningServer) -> dict[int, int]:
     """The engines' processes, by replica."""
-    return {task["replica"]: pid for pid, task in tasks(server).items()}
+    return {engine["replica"]: pid for pid, task in tasks(server).items() for engine in task["engines"]}
 
 
 def ask(server: RunningServer, body: dict) -> tuple[str, str]:

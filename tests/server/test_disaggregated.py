@@ -81,6 +81,9 @@ MORE = (
     Topology(1, 1, tensor=(2, 2), flags=("--kv_transfer_path=jax",)),
     Topology(2, 1, flags=("--kv_transfer_path=jax",)),
     Topology(1, 1, flags=("--kv_transfer_path=host", "--no-async_scheduling")),
+    Topology(1, 1, flags=("--kv_transfer_path=device",)),
+    Topology(2, 1, tensor=(2, 2), flags=("--kv_transfer_path=device",)),
+    Topology(1, 2, tensor=(1, 2), flags=("--kv_transfer_path=device", "--no-async_scheduling")),
 )
 
 
