@@ -42,6 +42,7 @@ RETIRED = {
 VLLM = {
     "api_key": "a key on the command line can be seen by everybody; use --api_key_file or HEXLLM_API_KEYS.",
     "disable_log_stats": "the line about throughput comes only with work; HEX_LLM_LOG_LEVEL=warning silences it.",
+    "kv_transfer_config": "use --disagg_topo.",
     "distributed_executor_backend": "use --worker_distributed_method.",
     "download_dir": "models are read from folders; there are no downloads yet.",
     "enable_auto_tool_choice": "calling tools does not exist yet.",
@@ -133,8 +134,7 @@ class Config:
         " which blocks go from device to device, on a TPU over the chips' own links; the engines also fail together"
         " then, and the server with them. Otherwise each has a process of its own, and is started again when it fails:"
         " blocks go by jax.experimental.transfer, between engines of as many devices (jax), or through host memory,"
-        " shared or over a socket (host). auto is the fastest of these two that any two of the engines have, as far as"
-        " it was measured.",
+        " shared or over a socket (host). auto is host, which was the faster one on CPUs and on an H200.",
     )
     data_parallel_size: int = _engine(
         1,
@@ -195,7 +195,8 @@ class Config:
         None,
         "Most tokens in one step, prompts and decoding together. Without it, chosen from the other settings and the"
         " device: on a GPU with --enable_chunked_prefill 512 (or twice --max_decode_seqs if more) in a step that"
-        " also decodes, which the others wait for, and up to 8192 in one that does not.",
+        " also decodes, which the others wait for, and up to 8192 in one that does not; with --disagg_topo at most"
+        " 1024.",
     )
     enable_prefix_cache_hbm: bool = _engine(
         False,
@@ -412,6 +413,14 @@ class Config:
     def of_engine(self) -> dict[str, Any]:
         """The settings that are not those of the server."""
         return {flag.name: getattr(self, flag.name) for flag in flags_of(Config) if flag.group not in _SERVER_GROUPS}
+
+    def check_one_engine(self) -> None:
+        """For what runs an engine itself: several of them, or one of several machines, take a server."""
+        if self.disagg_topo is not None:
+            raise ConfigError(f"--disagg_topo={self.disagg_topo} is for a server; without one there is one engine.")
+        for name, alone in (("data_parallel_size", 1), ("num_hosts", 1), ("worker_distributed_method", "mp")):
+            if (value := getattr(self, name)) != alone:
+                raise ConfigError(f"--{name}={value} is for a server; without one, --{name}={alone} is all there is.")
 
     @property
     def topology(self) -> Topology | None:

@@ -53,7 +53,7 @@ class LLM:
             )
         log.configure_if_nobody_did()
         self.config = config or Config.from_keywords(model=model, **flags)
-        _check_alone(self.config)
+        self.config.check_one_engine()
         found = find_model(self.config)
         tokenizer = tokenizer_folder(self.config)
         self.tokenizer = Tokenizer.load(
@@ -204,15 +204,6 @@ def _result(prompt: Prompt, answers: Sequence[Answer]) -> Result:
         num_cached_tokens=first.num_cached,
         prompt_logprobs=first.prompt_logprobs,
     )
-
-
-def _check_alone(config: Config) -> None:
-    """Several engines, or one of several machines, take a server that starts them."""
-    if config.disagg_topo is not None:
-        raise ConfigError(f"--disagg_topo={config.disagg_topo} is for a server; without one there is one engine.")
-    for name, alone in (("data_parallel_size", 1), ("num_hosts", 1), ("worker_distributed_method", "mp")):
-        if (value := getattr(config, name)) != alone:
-            raise ConfigError(f"--{name}={value} is for a server; without one, --{name}={alone} is all there is.")
 
 
 def _several(prompts: Any) -> list[Prompt]:

@@ -58,6 +58,7 @@ def main(argv: Sequence[str]) -> None:
     for name in ("input_len", "output_len", "num_prompts", "batch"):
         if getattr(arguments, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')}={getattr(arguments, name)} must be at least 1.")
+    config.check_one_engine()
     if arguments.batch > config.max_decode_seqs:
         raise ConfigError(
             f"--batch={arguments.batch} is more than --max_decode_seqs={config.max_decode_seqs}, so not all of them"

@@ -14,8 +14,9 @@ from hex_llm.engine.wire import Alive, Ready
 class Replica:
     """`num_outstanding` are the tokens that it still has to compute for its requests, as far as anybody can know."""
 
-    def __init__(self, index: int):
+    def __init__(self, index: int, name: str):
         self.index = index
+        self.name = name  # in logs
         self.client: EngineClient | None = None  # while it is connected
         self.num_joined = 0  # times that it has connected
         self.ready: Ready | None = None  # what it said last, also where it is gone since

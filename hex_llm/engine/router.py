@@ -55,8 +55,8 @@ class Router:
         self.exit_code: int | None = None  # of a start that failed
         self.on_step: Callable[[Sequence[Output]], None] = lambda outputs: None
         self.on_send: Callable[[int, bool], None] = lambda replica, again: None
-        self.replicas = tuple(map(Replica, range(num_replicas)))
         self._num_prefill = num_prefill
+        self.replicas = tuple(Replica(index, self._name(index)) for index in range(num_replicas))
         self._queue_timeout = queue_timeout
         self._entries: dict[str, Entry] = {}
         self._groups: dict[str, Group] = {}
@@ -65,6 +65,11 @@ class Router:
         self._num_ended = 0
         self._mean_length = _FIRST_MEAN
         self._gone = add_up([])  # what those have counted that are no more
+
+    def _name(self, index: int) -> str:
+        if not self._num_prefill:
+            return f"Replica {index}"
+        return f"Prefill {index}" if index < self._num_prefill else f"Decode {index - self._num_prefill}"
 
     def join(self, replica: int, client: EngineClient) -> None:
         """An engine has connected, for the first time or again."""
@@ -187,7 +192,7 @@ class Router:
             for entry in list(self._held.values()):
                 self.fail(entry, EngineDead("The engine stopped before it had the request.", status=500))
         elif there.num_requests:
-            logger.warning("Replica %d is lost; the others take over its %d requests.", there.index, there.num_requests)
+            logger.warning("%s is lost; the others take over its %d requests.", there.name, there.num_requests)
 
     def go_on(self, entry: Entry, *, again: bool = False) -> None:
         """Sends a request, whose prompt is being computed, also to an engine that goes on with it."""
