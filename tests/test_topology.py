@@ -142,3 +142,11 @@ def test_without_a_server_there_is_one_engine():
     with pytest.raises(ConfigError) as refused:
         LLM(disagg_topo="1,1")
     assert str(refused.value) == "--disagg_topo=1,1 is for a server; without one there is one engine."
+
+
+@pytest.mark.parametrize("flag", ["--disagg_topo=1,1", "--data_parallel_size=2"])
+def test_a_measurement_of_one_engine_is_not_of_several(flag):
+    from hex_llm.bench.offline import main
+
+    with pytest.raises(ConfigError, match=f"{flag} is for a server"):
+        main([flag])
