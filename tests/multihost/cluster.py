@@ -78,7 +78,7 @@ class Hosts:
             children = children_of(pids.pop())
             pids += children
             lines += [line for line in children.values() if "hex_llm.engine_process" in line]
-        return [json.loads(line[line.index("{") :]) for line in lines]
+        return [engine for line in lines for engine in json.loads(line[line.index("{") :])["engines"]]
 
     def end(self) -> None:
         for process in reversed(self.processes):

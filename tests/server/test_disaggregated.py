@@ -64,12 +64,12 @@ class Topology:
 # What differs otherwise is spread over the topologies: a start takes longer than all the questions.
 TOPOLOGIES = (
     Topology(1, 1),
-    Topology(2, 1, flags=("--no-async_scheduling",)),
-    Topology(1, 2, flags=("--kv_transfer_path=jax",)),
-    Topology(1, 1, tensor=(2, 1)),
+    Topology(2, 1, tensor=(1, 2), flags=("--no-async_scheduling",)),
 )
 MORE = (
     Topology(2, 1),
+    Topology(1, 1, tensor=(2, 1)),
+    Topology(1, 2, flags=("--kv_transfer_path=jax",)),
     Topology(3, 1),
     Topology(3, 1, flags=("--no-async_scheduling",)),
     Topology(1, 2),
@@ -77,7 +77,6 @@ MORE = (
     Topology(2, 1, tensor=(2, 2)),
     Topology(3, 1, tensor=(2, 2)),
     Topology(1, 2, tensor=(2, 2)),
-    Topology(2, 1, tensor=(1, 2)),
     Topology(1, 1, tensor=(2, 2), flags=("--kv_transfer_path=jax",)),
     Topology(2, 1, flags=("--kv_transfer_path=jax",)),
     Topology(1, 1, flags=("--kv_transfer_path=host", "--no-async_scheduling")),
