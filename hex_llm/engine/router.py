@@ -28,6 +28,7 @@ from hex_llm.engine.replica import Load, Replica, add_up, last_words
 from hex_llm.engine.request import FinishReason, Request
 from hex_llm.engine.wire import Alive, Found, Ready, Starting
 from hex_llm.errors import EngineDead, HexError, Unavailable
+from hex_llm.topology import Topology
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,9 @@ class Router:
         self.on_step: Callable[[Sequence[Output]], None] = lambda outputs: None
         self.on_send: Callable[[int, bool], None] = lambda replica, again: None
         self._num_prefill = num_prefill
-        self.replicas = tuple(Replica(index, self._name(index)) for index in range(num_replicas))
+        kinds = Topology(num_prefill, num_replicas - num_prefill) if num_prefill else None
+        names = [kinds.name(index) if kinds else f"replica {index}" for index in range(num_replicas)]
+        self.replicas = tuple(Replica(index, name.capitalize()) for index, name in enumerate(names))
         self._queue_timeout = queue_timeout
         self._entries: dict[str, Entry] = {}
         self._groups: dict[str, Group] = {}
@@ -65,11 +68,6 @@ class Router:
         self._num_ended = 0
         self._mean_length = _FIRST_MEAN
         self._gone = add_up([])  # what those have counted that are no more
-
-    def _name(self, index: int) -> str:
-        if not self._num_prefill:
-            return f"Replica {index}"
-        return f"Prefill {index}" if index < self._num_prefill else f"Decode {index - self._num_prefill}"
 
     def join(self, replica: int, client: EngineClient) -> None:
         """An engine has connected, for the first time or again."""
