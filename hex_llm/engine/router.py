@@ -177,7 +177,7 @@ class Router:
                 self.resend(entry)
 
     def _lose(self, there: Replica, client: EngineClient) -> None:
-        """What it had to do comes next, one request after the other, to `_replay`."""
+        """What it had to do comes next, one request after the other, to `replay`."""
         there.belief = None
         if there.client is client:  # else it is back already
             there.client = None
