@@ -1,0 +1,85 @@
+"""A weight in few bits: what its numbers are, and how they lie.
+
+`Codes` says what the numbers are, one code for each: that is what formats of checkpoints are read into, whichever they
+are. `Packed` is a weight as a kernel takes it. `api.pack` makes one of the other, once, when a model is loaded.
+"""
+
+from typing import Literal
+
+import numpy as np
+from jax import Array
+
+from hex_llm.pytree import pytree, static
+
+# What a code stands for. Of whole numbers, int8 is from -128 to 127 and int4 from 0 to 15, and the code of zero is
+# subtracted; the others of 4 bits are places in a table; fp8 are numbers already.
+type Coding = Literal["int8", "int4", "nf4", "fp4", "mxfp4", "fp8"]
+
+# How codes lie: in rows and columns, two of 4 bits in a byte, the first in its low half; or as `gpu_layout` says.
+type Layout = Literal["plain", "hopper"]
+
+_MXFP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_FP4 = (0.0, 0.005208333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
+TABLES: dict[str, np.ndarray] = {
+    "nf4": np.array(
+        [
+            -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+            -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+            0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+        ],
+        np.float32,
+    ),
+    "fp4": np.array([*_FP4, *(-value for value in _FP4)], np.float32),
+    "mxfp4": np.array([*_MXFP4, *(-value for value in _MXFP4)], np.float32),
+}  # fmt: skip
+
+
+@pytree
+class Codes:
+    """A weight [..., out, in]: (code - zero) * scale, or its table's number of the code * scale."""
+
+    codes: Array  # [..., out, in]: int8; uint8 of 0 to 15; or float8_e4m3fn
+    scale: Array  # [..., out, groups] float32: groups of a row's columns, of one size, that follow each other
+    zero: Array | None  # [..., out, groups] float32, whole numbers; None: 0
+    order: Array | None  # [in] int32: the place in `x` of each column; None: the same
+    input_scale: Array | None  # [] float32, of fp8: by which `x` is divided; None: found for each token
+    coding: Coding = static()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.codes.shape
+
+
+@pytree
+class Packed:
+    """A weight [..., out, in] as a kernel takes it. Those before the last two of its dimensions are experts.
+
+    Where devices share it, `data`, `scale` and `zero` are split along the dimensions that stand for `out` and for `in`,
+    which come first in each.
+    """
+
+    data: Array
+    scale: Array
+    zero: Array | None
+    order: Array | None
+    input_scale: Array | None
+    coding: Coding = static()
+    layout: Layout = static()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight that it stands for."""
+        match self.layout:
+            case "plain":
+                *experts, out, size = self.data.shape
+                return *experts, out, size if bits(self.coding) == 8 else 2 * size
+            case "hopper":
+                *experts, rows, columns, _, _ = self.data.shape
+                return *experts, rows * HOPPER_ROWS, columns * HOPPER_COLUMNS
+
+
+HOPPER_ROWS, HOPPER_COLUMNS = 64, 128  # of a tile in the layout of that name
+
+
+def bits(coding: Coding) -> int:
+    return 8 if coding in ("int8", "fp8") else 4
