@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hex_llm.model_fields import Fields
 from hex_llm.model_files import read_json
 from hex_llm.models.arch import Arch
-from hex_llm.models.fields import Fields
 from hex_llm.models.registry import FAMILIES
 
 _DTYPES = ("bfloat16", "float16", "float32")

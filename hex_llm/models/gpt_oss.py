@@ -1,8 +1,8 @@
 """gpt-oss: experts with biases and a clamped gate, and heads that may look at nothing instead of at a token."""
 
+from hex_llm.model_fields import Fields
 from hex_llm.models import llama, mixtral
 from hex_llm.models.arch import Arch
-from hex_llm.models.fields import Fields
 from hex_llm.models.gemma2 import every_other
 from hex_llm.models.read import read_arch
 from hex_llm.models.rope_fields import read_rope

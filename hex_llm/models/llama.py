@@ -11,8 +11,8 @@ from hex_llm.kernels.rope_write.api import rope_write
 from hex_llm.layers.linear import linear_parts, linear_summed
 from hex_llm.layers.mlp import gated_mlp
 from hex_llm.layers.norm import Stream, add_rms_norm
+from hex_llm.model_fields import Fields
 from hex_llm.models.arch import Arch, Kind
-from hex_llm.models.fields import Fields
 from hex_llm.models.read import read_arch
 from hex_llm.models.weights import Weight, fused, nested, norm, repeated, tensor
 from hex_llm.pytree import pytree

@@ -18,9 +18,9 @@ from hex_llm.layers.linear import linear_float32, linear_parts, linear_summed, s
 from hex_llm.layers.mlp import gated_hidden
 from hex_llm.layers.moe import experts_mlp, join_padding
 from hex_llm.layers.rope import Rope
+from hex_llm.model_fields import Fields
 from hex_llm.models import llama, mixtral
 from hex_llm.models.arch import Arch, Kind
-from hex_llm.models.fields import Fields
 from hex_llm.models.read import language_model, read_arch, read_layer_types, read_rotated
 from hex_llm.models.weights import Part, Weight, nested, repeated, tensor, weight
 from hex_llm.pytree import pytree

@@ -10,9 +10,9 @@ from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.matmul.reference import total
 from hex_llm.layers.linear import summed
 from hex_llm.layers.moe import experts_bias, experts_mlp, route_softmax
+from hex_llm.model_fields import Fields
 from hex_llm.models import llama
 from hex_llm.models.arch import Arch
-from hex_llm.models.fields import Fields
 from hex_llm.models.read import read_arch, windowed
 from hex_llm.models.weights import Weight, fused, nested, repeated, tensor
 from hex_llm.pytree import pytree

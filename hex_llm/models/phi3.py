@@ -1,8 +1,8 @@
 """Phi-3 and Phi-4: a Llama whose checkpoint has queries, keys and values in one tensor, gate and up in another."""
 
+from hex_llm.model_fields import Fields
 from hex_llm.models import llama
 from hex_llm.models.arch import Arch
-from hex_llm.models.fields import Fields
 from hex_llm.models.read import read_arch, windowed
 from hex_llm.models.weights import Part, Weight, nested, repeated, weight
 from hex_llm.pytree import pytree

@@ -1,8 +1,8 @@
 """Qwen3 with experts: its heads, and Mixtral's way with experts."""
 
+from hex_llm.model_fields import Fields
 from hex_llm.models import llama, mixtral
 from hex_llm.models.arch import Arch
-from hex_llm.models.fields import Fields
 from hex_llm.models.read import read_arch, windowed
 from hex_llm.models.weights import Weight, fused, nested, repeated
 from hex_llm.pytree import pytree
