@@ -21,18 +21,14 @@ _INT8_LARGEST, _INT4_LARGEST = 127.0, 15.0
 
 @dataclass(frozen=True, slots=True)
 class Online:
-    """What is wanted of every matrix. Numbers that share a scale are `group` columns of a row, or those of a row that
-    one device has."""
+    """What is wanted of every matrix."""
 
     coding: Wanted
+    group: int | None  # columns of a row that have a scale in common; None: all that a device has
 
     @property
     def name(self) -> str:
         return f"--quantization={self.coding}"
-
-    @property
-    def group(self) -> int | None:
-        return INT4_GROUP if self.coding == "int4" else None
 
     @property
     def has_zero(self) -> bool:
@@ -44,11 +40,11 @@ class Online:
     def decode(self, arrays: Mapping[str, Array]) -> Codes:
         weight = arrays[PLAIN].astype(jnp.float32)
         rows, size = weight.shape
-        # What is left over at the end of a row is a group, too, filled up with zeros.
-        groups, width = (1, size) if self.group is None else (-(-size // self.group), self.group)
-        padded = jnp.pad(weight, ((0, 0), (0, groups * width - size)))
-        codes = quantize(padded.reshape(rows, groups, width), self.coding)
-        return codes
+        return quantize(weight.reshape(rows, -1, self.group or size), self.coding)
+
+
+def online(coding: Wanted) -> Online:
+    return Online(coding, INT4_GROUP if coding == "int4" else None)
 
 
 def quantize(weight: Array, coding: Wanted) -> Codes:
