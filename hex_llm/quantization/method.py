@@ -68,6 +68,16 @@ class Numbers(Protocol):
         """Whether groups have a code of zero of their own."""
         ...
 
+    @property
+    def has_order(self) -> bool:
+        """Whether columns that have a scale in common need not follow each other."""
+        ...
+
+    @property
+    def has_input_scale(self) -> bool:
+        """Of fp8: whether all tokens are divided by one number that the checkpoint has."""
+        ...
+
     def decode(self, arrays: Mapping[str, Array]) -> Codes:
         """What a share's arrays stand for; without an order."""
         ...
@@ -88,8 +98,8 @@ class Format(Numbers, Protocol):
         ...
 
     def order(self, tensors: Mapping[str, Tensor], module: str) -> np.ndarray | None:
-        """[in] int32: the columns, in the order in which those with a scale in common follow each other; None where
-        they do so already."""
+        """[in] int32: the columns, in the order in which those with a scale in common follow each other; None unless
+        `has_order`."""
         ...
 
 

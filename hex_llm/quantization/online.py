@@ -34,6 +34,14 @@ class Online:
     def has_zero(self) -> bool:
         return self.coding == "int4"
 
+    @property
+    def has_order(self) -> bool:
+        return False
+
+    @property
+    def has_input_scale(self) -> bool:
+        return False
+
     def takes(self, module: str) -> bool:
         return module.rpartition(".")[2] not in KEPT
 
