@@ -4,10 +4,11 @@
 are. `Packed` is a weight as a kernel takes it. `api.pack` makes one of the other, once, when a model is loaded.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from hex_llm.pytree import pytree, static
 
@@ -79,6 +80,16 @@ class Packed:
 
 
 HOPPER_ROWS, HOPPER_COLUMNS = 64, 128  # of a tile in the layout of that name
+
+
+def of_expert(weight: Packed, expert: Array) -> Packed:
+    """The weight of one of its experts: [out, in]."""
+
+    def part(array: Array) -> Array:
+        return lax.dynamic_index_in_dim(array, expert, keepdims=False)
+
+    zero = None if weight.zero is None else part(weight.zero)
+    return replace(weight, data=part(weight.data), scale=part(weight.scale), zero=zero)
 
 
 def bits(coding: Coding) -> int:
