@@ -48,7 +48,8 @@ def load_packed(
     order = _order(spec, numbers, split, tensors)
 
     def share(number: int, device: Any) -> Packed:
-        pieces, arrays = zip(*_read(spec, numbers, split, tensors, number, check, advance), strict=True)
+        found = list(_read(spec, numbers, split, tensors, number, check, advance))  # none, where all is filled up
+        pieces, arrays = tuple(piece for piece, _ in found), tuple(each for _, each in found)
         own = None if order is None else order[_own_columns(spec, split, number)]
         given = jax.device_put((arrays, own), device)
         return _assemble(*given, numbers=numbers, local=local, pieces=pieces)
