@@ -82,14 +82,15 @@ class Packed:
 HOPPER_ROWS, HOPPER_COLUMNS = 64, 128  # of a tile in the layout of that name
 
 
-def of_expert(weight: Packed, expert: Array) -> Packed:
-    """The weight of one of its experts: [out, in]."""
-
-    def part(array: Array) -> Array:
-        return lax.dynamic_index_in_dim(array, expert, keepdims=False)
-
-    zero = None if weight.zero is None else part(weight.zero)
-    return replace(weight, data=part(weight.data), scale=part(weight.scale), zero=zero)
+def of_expert[W: (Codes, Packed)](weight: W, expert: Array) -> W:
+    """The weight [out, in] of one of its experts. Their order of columns and the scale of what comes in are one."""
+    own = {name: getattr(weight, name, None) for name in ("codes", "data", "scale", "zero")}
+    parts = {
+        name: lax.dynamic_index_in_dim(array, expert, keepdims=False)
+        for name, array in own.items()
+        if array is not None
+    }
+    return replace(weight, **parts)
 
 
 def bits(coding: Coding) -> int:
