@@ -4,10 +4,11 @@
 are. `Packed` is a weight as a kernel takes it. `api.pack` makes one of the other, once, when a model is loaded.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from hex_llm.pytree import pytree, static
 
@@ -79,6 +80,17 @@ class Packed:
 
 
 HOPPER_ROWS, HOPPER_COLUMNS = 64, 128  # of a tile in the layout of that name
+
+
+def of_expert[W: (Codes, Packed)](weight: W, expert: Array) -> W:
+    """The weight [out, in] of one of its experts. Their order of columns and the scale of what comes in are one."""
+    own = {name: getattr(weight, name, None) for name in ("codes", "data", "scale", "zero")}
+    parts = {
+        name: lax.dynamic_index_in_dim(array, expert, keepdims=False)
+        for name, array in own.items()
+        if array is not None
+    }
+    return replace(weight, **parts)
 
 
 def bits(coding: Coding) -> int:
