@@ -88,3 +88,6 @@ TPU_ROWS, TPU_WORDS = 128, 8  # of a tile in that one: rows of the weight, and w
 
 def bits(coding: Coding) -> int:
     return 8 if coding in ("int8", "fp8") else 4
+
+
+type Matrix = Array | Packed  # [out, in], or with experts in front
