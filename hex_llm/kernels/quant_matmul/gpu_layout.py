@@ -14,7 +14,6 @@ a table the scales of two groups. Groups are of 32, 64 or 128 columns; larger on
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, HOPPER_ROWS, TABLES, Codes, Coding, Packed, bits
@@ -76,8 +75,8 @@ def pack(codes: Codes) -> Packed:
 
 def unpack(weight: Packed) -> Codes:
     """What `pack` was given, but for scales, which were rounded, and groups, which may be repeated."""
-    grouping = grouping_of(weight)
-    scale, zero = (weight.scale, None) if grouping is None else _unpack_scales(weight, grouping)
+    one_per_row = grouping_of(weight) is None
+    scale, zero = (weight.scale, None) if one_per_row else unpack_scales(weight.scale, weight.coding)
     return Codes(
         codes=unpack_codes(weight.data, weight.coding),
         scale=scale,
@@ -112,6 +111,18 @@ def unpack_codes(data: Array, coding: Coding) -> Array:
     return codes.astype(jnp.uint8) if bits(coding) == 4 else codes.astype(jnp.int8)
 
 
+def unpack_scales(words: Array, coding: Coding) -> tuple[Array, Array | None]:
+    """[..., out / 64, tiles, words, 64] -> scale and zero [..., out, groups]: any number of words a tile."""
+    *experts, rows, _, _, _ = words.shape
+    words = jnp.moveaxis(words, -1, -3)
+    halves = jnp.stack([words << 16, words & ~0xFFFF], axis=-1)  # bfloat16 is the upper half of float32
+    values = lax.bitcast_convert_type(halves, jnp.float32)
+    if coding in TABLES:
+        return values.reshape(*experts, rows * HOPPER_ROWS, -1), None
+    scale, zero = (values[..., i].reshape(*experts, rows * HOPPER_ROWS, -1) for i in range(2))
+    return scale, zero - _zero_bias(coding)
+
+
 def _pack_codes(codes: Array, coding: Coding) -> Array:
     *experts, out, size = codes.shape
     rows, columns = out // HOPPER_ROWS, size // HOPPER_COLUMNS
@@ -131,18 +142,18 @@ def _axes(experts: int) -> list[int]:
     return [*range(experts), rows, columns, warp, quarter, lane, step, eight, half, element]
 
 
-def _shifts(coding: Coding) -> np.ndarray:
+def _shifts(coding: Coding) -> Array:
     """Of the codes in a word: of (half of 16 columns, half of rows, element), of 8 bits without the first."""
     if bits(coding) == 8:
-        return 8 * np.arange(4, dtype=np.int32).reshape(2, 2)
-    pair = np.arange(4, dtype=np.int32).reshape(2, 2, 1)  # what shares a register, in the order of registers
-    element = np.arange(2, dtype=np.int32)
+        return 8 * jnp.arange(4).reshape(2, 2)
+    pair = jnp.arange(4).reshape(2, 2, 1)  # what shares a register, in the order of registers
+    element = jnp.arange(2).reshape(1, 1, 2)
     if coding in TABLES:  # one after the other: a table is looked up with four at a time
         return 4 * (2 * pair + element)
     return 4 * pair + 16 * element  # the second of a pair in the upper half, as it is in a register
 
 
-def _of_rank(values: np.ndarray, rank: int) -> np.ndarray:
+def _of_rank(values: Array, rank: int) -> Array:
     return values.reshape((1,) * (rank - values.ndim) + values.shape)
 
 
@@ -169,18 +180,6 @@ def _pack_scales(codes: Codes) -> Array:
     words = lax.bitcast_convert_type(halves[..., 0::2] | halves[..., 1::2] << 16, jnp.int32)
     words = words.reshape(*experts, out // HOPPER_ROWS, HOPPER_ROWS, columns, -1)
     return jnp.moveaxis(words, -3, -1)
-
-
-def _unpack_scales(weight: Packed, grouping: Grouping) -> tuple[Array, Array | None]:
-    *_, out, _ = weight.shape
-    words = jnp.moveaxis(weight.scale, -1, -3)  # [..., out / 64, 64, in / 128, words]
-    experts = words.shape[:-4]
-    halves = jnp.stack([words << 16, words & ~0xFFFF], axis=-1)  # bfloat16 is the upper half of float32
-    values = lax.bitcast_convert_type(halves, jnp.float32)
-    if not grouping.has_zeros:
-        return values.reshape(*experts, out, -1), None
-    scale, zero = (values[..., i].reshape(*experts, out, -1) for i in range(2))
-    return scale, zero - _zero_bias(weight.coding)
 
 
 def _zero_bias(coding: Coding) -> int:
