@@ -4,10 +4,11 @@
 are. `Packed` is a weight as a kernel takes it. `api.pack` makes one of the other, once, when a model is loaded.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from hex_llm.pytree import pytree, static
 
@@ -20,7 +21,7 @@ type Coding = Literal["int8", "int4", "nf4", "fp4", "mxfp4", "fp8"]
 type Layout = Literal["plain", "hopper", "tpu"]
 
 _MXFP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_FP4 = (0.0, 0.005208333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
+_FP4 = (0.0, 0.0625 / 12, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
 TABLES: dict[str, np.ndarray] = {
     "nf4": np.array(
         [
@@ -84,6 +85,17 @@ class Packed:
 
 HOPPER_ROWS, HOPPER_COLUMNS = 64, 128  # of a tile in the layout of that name
 TPU_ROWS, TPU_WORDS = 128, 8  # of a tile in that one: rows of the weight, and words of 32 bits of each
+
+
+def of_expert[W: (Codes, Packed)](weight: W, expert: Array) -> W:
+    """The weight [out, in] of one of its experts. Their order of columns and the scale of what comes in are one."""
+    own = {name: getattr(weight, name, None) for name in ("codes", "data", "scale", "zero")}
+    parts = {
+        name: lax.dynamic_index_in_dim(array, expert, keepdims=False)
+        for name, array in own.items()
+        if array is not None
+    }
+    return replace(weight, **parts)
 
 
 def bits(coding: Coding) -> int:
