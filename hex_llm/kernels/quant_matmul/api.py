@@ -6,15 +6,25 @@ from jax import Array
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.quant_matmul import plain, xla
 from hex_llm.kernels.quant_matmul.weight import Codes, Packed
+from hex_llm.parallel.backend import backend
 
 
 def pack(codes: Codes) -> Packed:
     """The weight, or a device's share of it, in the layout that the kernel for it takes. To be traced."""
+    if backend() == "tpu":
+        from hex_llm.kernels.quant_matmul import tpu_layout
+
+        if tpu_layout.fits(codes):
+            return tpu_layout.pack(codes)
     return plain.pack(codes)
 
 
 def unpack(weight: Packed) -> Codes:
     """The other way: of what `pack` made, the codes."""
+    if weight.layout == "tpu":
+        from hex_llm.kernels.quant_matmul import tpu_layout
+
+        return tpu_layout.unpack(weight)
     return plain.unpack(weight)
 
 
@@ -35,4 +45,9 @@ def gated_matmul(x: Array, weight: Packed, activation: Activation) -> Array:
 
 def matmul(x: Array, weight: Packed, *, dtype: jnp.dtype) -> Array:
     """[M, in] x [out, in] -> [M, out] in `dtype`; see `reference.matmul`."""
+    if weight.layout == "tpu":
+        # Imported where it is used: Pallas takes a second, which a start on a CPU has better use for.
+        from hex_llm.kernels.quant_matmul import tpu
+
+        return tpu.matmul(x, weight, dtype=dtype)
     return xla.matmul(x, weight, dtype=dtype)
