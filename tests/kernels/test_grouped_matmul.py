@@ -9,7 +9,7 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels import hopper
-from hex_llm.kernels.grouped_matmul import api, gpu, gpu_few, gpu_many, reference, xla
+from hex_llm.kernels.grouped_matmul import api, gpu, gpu_few, gpu_few_plan, gpu_left, gpu_many, reference, xla
 from hex_llm.kernels.grouped_matmul.groups import group_rows, most_tiles
 from tests.kernels.simulator import simulation
 from tests.kernels.test_copy_alignment import alignment_of
@@ -235,11 +235,12 @@ def test_rows_are_grouped_by_expert_in_whole_tiles(tokens, k, num_experts, tile)
 @pytest.mark.parametrize("tokens", [1, 8, 64, 128])
 def test_plans_for_few_tokens_cover_the_served_models(name, tokens):
     _, _, width, size = SERVED[name]
-    first, second = gpu_few.gate_up_plan(tokens, size, width), gpu_few.down_plan(tokens, size, width)
+    first, second = gpu_few_plan.gate_up_plan(tokens, size, width), gpu_few_plan.down_plan(tokens, size, width)
     assert size % (first.rows // 2) == width % first.depth == 0
     assert width % second.rows == size % (second.depth * second.splits) == 0
-    for plan in (first, second):
-        assert gpu_few.ring_slots(tokens, plan) >= 3
+    for plan, weights in ((first, 2), (second, 1)):
+        left = gpu_left.Plain(weights, plan.rows // weights, plan.depth, jnp.bfloat16)
+        assert gpu_few_plan.ring_slots(tokens, plan, left) >= 3
     assert width // second.rows * second.splits >= 0.6 * hopper.SMS
 
 

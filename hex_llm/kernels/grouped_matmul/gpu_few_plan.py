@@ -1,0 +1,106 @@
+"""How the products of few tokens with the weights of experts are cut on Hopper."""
+
+from dataclasses import dataclass
+
+from hex_llm.kernels.chain import padded
+from hex_llm.kernels.grouped_matmul.gpu_left import REGISTERS, Left
+from hex_llm.kernels.hopper import MMA_ROWS, num_sms
+from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, Matrix, Packed
+
+SHARED_BYTES = 222 * 1024  # for the ring: of 227 KB, so that a small kernel can stand beside
+MAX_SPLITS = 8
+DECODING = 64  # registers of a thread for codes, scales, and numbers on their way to the tensor cores
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the product with a weight of every expert is cut."""
+
+    rows: int  # of the weight, for one block at a time; of the gate and up together
+    depth: int  # columns of the weight in one slot of the ring
+    splits: int = 1  # parts of F, each a piece of work of its own
+    slots: int | None = None  # of the ring; as many as fit if not given
+    blocks: int | None = None  # at a time; one for each SM if not given
+
+
+def plans_for(tokens: int, touched: int, gate_up: Matrix, down: Matrix) -> tuple[Plan, Plan]:
+    """For the product with each, where at most so many experts are touched."""
+    width, size = down.shape[1], gate_up.shape[1] // 2
+    if isinstance(gate_up, Packed):
+        return coded_gate_up_plan(tokens, touched, size), coded_down_plan(tokens, down.shape[2], width)
+    return gate_up_plan(tokens, size, width), down_plan(tokens, size, width)
+
+
+def gate_up_plan(tokens: int, size: int, width: int) -> Plan:
+    """For weights [E, 2F, D]: `size` is F, `width` D."""
+    rows = next(rows for rows in _heights(tokens, least=2 * MMA_ROWS) if size % (rows // 2) == 0)
+    return Plan(rows=rows, depth=_depth(tokens, rows, width))
+
+
+def down_plan(tokens: int, size: int, width: int) -> Plan:
+    """For weights [E, D, F]: `size` is F, `width` D."""
+    found = []
+    for rows in _heights(tokens, least=MMA_ROWS):
+        if width % rows == 0:
+            depth = _depth(tokens, rows, size)
+            for splits in range(1, MAX_SPLITS + 1):
+                if size // depth % splits == 0:
+                    pieces = width // rows * splits
+                    # Of those that are as good the first, which reads the least of `x`.
+                    found.append((_whole_rounds(pieces), Plan(rows, depth, splits)))
+    return _first_good(found)
+
+
+def _heights(tokens: int, least: int) -> list[int]:
+    """Rows for a block to try, the better first: a block reads all of `x` for each of its tiles, and tall ones keep
+    that well below what it reads of the weight."""
+    wanted = max(least, next((rows for rows in (64, 128) if rows >= 2 * tokens), 256))
+    return [rows for rows in (256, 128, 64) if least <= rows <= wanted]
+
+
+def _depth(tokens: int, rows: int, size: int) -> int:
+    """Deep slots are the faster ones, where enough of them fit."""
+    return 128 if size % 128 == 0 and rows + tokens <= 192 else 64
+
+
+def coded_gate_up_plan(tokens: int, touched: int, size: int) -> Plan:
+    """For codes of weights [E, 2F, D], of which so many experts are touched: `size` is F."""
+    tiles = size // MMA_ROWS
+    found = [
+        (_whole_rounds(touched * tiles // workers), Plan(2 * workers * MMA_ROWS, HOPPER_COLUMNS))
+        for workers in _warpgroups(padded(tokens), tiles)
+    ]
+    return _first_good(found)
+
+
+def coded_down_plan(tokens: int, size: int, width: int) -> Plan:
+    """For codes of weights [E, D, F]: `size` is F, or the columns that there are codes of, `width` D."""
+    tiles = width // MMA_ROWS
+    found = [
+        (_whole_rounds(tiles // workers * splits), Plan(workers * MMA_ROWS, HOPPER_COLUMNS, splits))
+        for workers in _warpgroups(padded(tokens) // 2, tiles)
+        for splits in range(1, MAX_SPLITS + 1)
+        if size // HOPPER_COLUMNS % splits == 0
+    ]
+    return _first_good(found)
+
+
+def _warpgroups(sums: int, tiles: int) -> list[int]:
+    """How many may multiply, the most first, for it is decoding that takes their time: they divide so many tiles, and
+    each thread has registers for so many sums and for what it decodes."""
+    return [n for n in (4, 3, 2, 1) if tiles % n == 0 and (n not in REGISTERS or sums + DECODING <= REGISTERS[n][1])]
+
+
+def _whole_rounds(pieces: int) -> float:
+    """The share of all SMs' time in which they have work."""
+    return pieces / (-(-pieces // num_sms()) * num_sms())
+
+
+def _first_good(found: list[tuple[float, Plan]]) -> Plan:
+    enough = min(0.7, max(share for share, _ in found))
+    return next(plan for share, plan in found if share >= enough)
+
+
+def ring_slots(tokens: int, plan: Plan, left: Left) -> int:
+    """Slots of the ring of a block: as many as fit, if the plan does not say."""
+    return plan.slots or SHARED_BYTES // (left.slot_bytes + padded(tokens) * left.depth * 2)
