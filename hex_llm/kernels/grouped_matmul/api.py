@@ -27,7 +27,7 @@ def experts(
 
 def _implementation(x: Array, gate_up: Matrix, down: Matrix) -> Any:
     if isinstance(gate_up, Packed) or isinstance(down, Packed):
-        return _packed_implementation()
+        return _packed_implementation(x, gate_up, down)
     # Imported where it is used: Pallas takes a second, which a start on a CPU has better use for.
     if is_hopper():
         from hex_llm.kernels.grouped_matmul import gpu
@@ -44,7 +44,12 @@ def _implementation(x: Array, gate_up: Matrix, down: Matrix) -> Any:
     return xla.experts
 
 
-def _packed_implementation() -> Any:
+def _packed_implementation(x: Array, gate_up: Matrix, down: Matrix) -> Any:
+    if is_hopper():
+        from hex_llm.kernels.grouped_matmul import gpu
+
+        if gpu.supports(x, gate_up, down):
+            return gpu.experts
     from hex_llm.kernels.grouped_matmul import xla
 
     return xla.experts

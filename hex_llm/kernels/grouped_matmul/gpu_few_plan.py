@@ -51,6 +51,12 @@ def down_plan(tokens: int, size: int, width: int) -> Plan:
     return _first_good(found)
 
 
+def warpgroups(sums: int, tiles: int) -> list[int]:
+    """How many may multiply, the most first, for it is decoding that takes their time: they divide so many tiles, and
+    each thread has registers for so many sums and for what it decodes."""
+    return [n for n in (4, 3, 2, 1) if tiles % n == 0 and (n not in REGISTERS or sums + DECODING <= REGISTERS[n][1])]
+
+
 def _heights(tokens: int, least: int) -> list[int]:
     """Rows for a block to try, the better first: a block reads all of `x` for each of its tiles, and tall ones keep
     that well below what it reads of the weight."""
@@ -68,7 +74,7 @@ def coded_gate_up_plan(tokens: int, touched: int, size: int) -> Plan:
     tiles = size // MMA_ROWS
     found = [
         (_whole_rounds(touched * tiles // workers), Plan(2 * workers * MMA_ROWS, HOPPER_COLUMNS))
-        for workers in _warpgroups(padded(tokens), tiles)
+        for workers in warpgroups(padded(tokens), tiles)
     ]
     return _first_good(found)
 
@@ -78,17 +84,11 @@ def coded_down_plan(tokens: int, size: int, width: int) -> Plan:
     tiles = width // MMA_ROWS
     found = [
         (_whole_rounds(tiles // workers * splits), Plan(workers * MMA_ROWS, HOPPER_COLUMNS, splits))
-        for workers in _warpgroups(padded(tokens) // 2, tiles)
+        for workers in warpgroups(padded(tokens) // 2, tiles)
         for splits in range(1, MAX_SPLITS + 1)
         if size // HOPPER_COLUMNS % splits == 0
     ]
     return _first_good(found)
-
-
-def _warpgroups(sums: int, tiles: int) -> list[int]:
-    """How many may multiply, the most first, for it is decoding that takes their time: they divide so many tiles, and
-    each thread has registers for so many sums and for what it decodes."""
-    return [n for n in (4, 3, 2, 1) if tiles % n == 0 and (n not in REGISTERS or sums + DECODING <= REGISTERS[n][1])]
 
 
 def _whole_rounds(pieces: int) -> float:
