@@ -189,8 +189,8 @@ def down_product(hidden: Array, weight: Matrix, which: Touched, *, plan: Plan) -
     """
     _, batch, size = hidden.shape
     width = weight.shape[1]
-    ring = _ring(batch, plan, weight, hidden.dtype, weights=1)
-    depth = ring.left.depth
+    ring = _ring(batch, plan, weight, hidden.dtype, weights=plan.stack)
+    rows, depth = ring.left.rows, ring.left.depth
     tiles, steps = width // plan.rows, size // depth // plan.splits
     blocks = min(plan.blocks or num_sms(), tiles * plan.splits)
     arrays = arrays_of(weight)
@@ -209,14 +209,16 @@ def down_product(hidden: Array, weight: Matrix, which: Touched, *, plan: Plan) -
 
         def weights(piece, step):
             first, split = place(piece)
-            return [Place(order_ref[1 + lax.div(step, steps)], first, column(split, step))]
+            expert = order_ref[1 + lax.div(step, steps)]
+            return [Place(expert, first + i * rows, column(split, step)) for i in range(plan.stack)]
 
         def hidden_part(piece, step):
             return hidden_ref.at[lax.div(step, steps), :, pl.ds(column(place(piece)[1], step), depth)]
 
         def finish(piece, worker, sums):
             first, split = place(piece)
-            store(out_ref.at[split, :, pl.ds(first + worker * MMA_ROWS, MMA_ROWS)], sums[0])
+            for i, each in enumerate(sums):
+                store(out_ref.at[split, :, pl.ds(first + i * rows + worker * MMA_ROWS, MMA_ROWS)], each)
 
         def work():
             pieces = lax.div(tiles * plan.splits - block + blocks - 1, blocks)

@@ -5,6 +5,7 @@ Weights of bfloat16 are multiplied from shared memory. Those in few bits lie in 
 warpgroup takes to its registers, makes bfloat16 of them, and multiplies from there while it decodes the next.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -115,9 +116,9 @@ class Plain:
         go_on()
 
 
-# Of a thread that copies and of one that multiplies, by how many warpgroups do: together at most what the launch took,
-# or it hangs.
-REGISTERS = {2: (40, 232), 3: (24, 160), 4: (24, 112)}
+# Of a thread that copies and of one that multiplies, where two warpgroups do: together at most what the launch took, or
+# it hangs.
+REGISTERS = 40, 232
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class Codes:
 
     @property
     def registers(self) -> tuple[int, int] | None:
-        return REGISTERS.get(self.tiles)
+        return REGISTERS if self.tiles == 2 else None
 
     @property
     def slot_bytes(self) -> int:
@@ -160,28 +161,24 @@ class Codes:
     def multiply(
         self, sums: tuple[Any, ...], rings: list[Any], x_ring: Any, slot: Array, worker: Array, go_on: Callable
     ) -> None:
-        for chunk in range(CHUNKS):
+        products = list(itertools.product(range(CHUNKS), range(self.weights)))
+        # All at once: there is one wait for shared memory then, and not one for each product.
+        loaded = [self._load(rings, slot, i * self.tiles + worker, chunk) for chunk, i in products]
+        for (chunk, i), (codes, scales) in zip(products, loaded, strict=True):
             right = x_ring.at[slot, :, pl.ds(chunk * CHUNK, CHUNK)].transpose((1, 0))
-            for i, each in enumerate(sums):
-                plgpu.wgmma(each, self._operand(rings, slot, i * self.tiles + worker, chunk), right)
-                # The registers of the product before are free, and at first the slot before.
-                plgpu.wgmma_wait(1)
-                if chunk == i == 0:
-                    go_on()
+            plgpu.wgmma(sums[i], gpu_decode.decode(codes, scales, self.coding, self.grouping, chunk), right)
+            # The registers of the product before are free, and at first all of the slot before.
+            plgpu.wgmma_wait(1)
+            if (chunk, i) == products[0]:
+                go_on()
 
-    def _operand(self, rings: list[Any], slot: Array, tile: Array, chunk: int) -> Array:
-        """A chunk's numbers, in registers."""
+    def _load(self, rings: list[Any], slot: Array, tile: Array, chunk: int) -> tuple[Array, tuple[Array, ...]]:
+        """A chunk's codes, and the scales that they need."""
         codes, scales = rings
         count = chunk_lines(self.coding)
         lines = codes.at[slot, tile, pl.ds(chunk * count, count)]
-        words = [
-            plgpu.load(scales.at[slot, tile, word], layout=gpu_decode.ROW_LAYOUT, optimized=False)
-            for word in gpu_decode.words_of(self.grouping, chunk)
-        ]
-        return gpu_decode.decode(
+        words = [scales.at[slot, tile, word] for word in gpu_decode.words_of(self.grouping, chunk)]
+        return (
             plgpu.load(lines, layout=gpu_decode.word_layout(self.coding)),
-            tuple(words),
-            self.coding,
-            self.grouping,
-            chunk,
+            tuple(plgpu.load(each, layout=gpu_decode.ROW_LAYOUT, optimized=False) for each in words),
         )

@@ -21,7 +21,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.gpu_gate import gated
 from hex_llm.kernels.grouped_matmul.gpu_band import in_bands
-from hex_llm.kernels.grouped_matmul.gpu_few_plan import SHARED_BYTES, warpgroups
+from hex_llm.kernels.grouped_matmul.gpu_few_plan import SHARED_BYTES
 from hex_llm.kernels.grouped_matmul.gpu_left import Place, arrays_of, left_of
 from hex_llm.kernels.grouped_matmul.gpu_ring import Ring, Work, run
 from hex_llm.kernels.grouped_matmul.gpu_sums import add_to_rows, store
@@ -35,7 +35,7 @@ class Plan:
     """How a grouped product is cut."""
 
     tokens: int  # of a tile
-    workers: int  # warpgroups that multiply
+    workers: int  # warpgroups that multiply, 1 or 2
     weights: int = 2  # pieces of 64 rows that each of them multiplies side by side
     band: int = 2048  # rows whose tiles run side by side
     slots: int | None = None  # of the ring; as many as fit if not given
@@ -55,13 +55,8 @@ def tile_tokens(rows: int, num_experts: int) -> int:
 def plan_for(tokens: int, out: int, *, gated: bool) -> Plan:
     """The plan for tiles of so many tokens and a weight of `out` rows, a multiple of 64, or of 128 with a gate."""
     tiles = out // MMA_ROWS
-    plans = [
-        Plan(tokens, workers, weights)
-        for weights in ((2,) if gated else (2, 1))
-        if tiles % weights == 0
-        for workers in warpgroups(weights * tokens // 2, tiles // weights)
-    ]
-    return max(plans, key=lambda plan: plan.rows)
+    shapes = ((2, 2), (1, 2)) if gated else ((2, 2), (2, 1), (1, 2), (1, 1))
+    return next(Plan(tokens, *shape) for shape in shapes if tiles % (shape[0] * shape[1]) == 0)
 
 
 def experts(

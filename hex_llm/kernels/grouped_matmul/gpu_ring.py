@@ -32,6 +32,12 @@ class Ring:
         """Warpgroups that multiply."""
         return self.left.rows // MMA_ROWS
 
+    def after(self, slot: Array) -> Array:
+        return lax.select(slot == self.slots - 1, 0, slot + 1)
+
+    def before(self, slot: Array) -> Array:
+        return lax.select(slot == 0, self.slots - 1, slot - 1)
+
     def scratch(self) -> list[Any]:
         return [
             plgpu.SMEM((self.slots, self.tokens, self.left.depth), self.dtype, transforms=SWIZZLED),
@@ -94,22 +100,26 @@ def _copy(ring: Ring, make_work: Callable[[], Work], x_ring: Any, rings: list[An
     else:
         plgpu.griddepcontrol_launch_dependents()
 
-    @pl.loop(0, work.pieces)
-    def _(piece):
-        @pl.loop(lax.select(piece == 0, ahead, 0) if work.early else 0, work.steps)
-        def _(step):
-            count = piece * work.steps + step
-            slot = lax.rem(count, ring.slots)
-            pl.when(count >= ring.slots)(lambda: plgpu.barrier_wait(empty.at[slot]))
+    def copy_piece(piece: Array, slot: Array) -> Array:
+        def copy_step(step: Array, slot: Array) -> Array:
+            pl.when(piece * work.steps + step >= ring.slots)(lambda: plgpu.barrier_wait(empty.at[slot]))
             copy_weights(piece, step, slot)
             copy_x(piece, step, slot)
+            return ring.after(slot)
+
+        return lax.fori_loop(lax.select(piece == 0, ahead, 0) if work.early else 0, work.steps, copy_step, slot)
+
+    slot = lax.select(ahead == ring.slots, 0, ahead) if work.early else 0
+    slot = lax.fori_loop(0, work.pieces, copy_piece, jnp.int32(slot))
 
     # Nothing is left under way when the block ends.
-    steps = work.pieces * work.steps
+    def wait_for(_: Array, slot: Array) -> Array:
+        plgpu.barrier_wait(empty.at[slot])
+        return ring.after(slot)
 
-    @pl.loop(jnp.maximum(steps - ring.slots, 0), steps)
-    def _(count):
-        plgpu.barrier_wait(empty.at[lax.rem(count, ring.slots)])
+    # The oldest that is still in use; where the ring was never full, that is the first.
+    in_use = jnp.minimum(work.pieces * work.steps, ring.slots)
+    lax.fori_loop(0, in_use, wait_for, lax.select(in_use == ring.slots, slot, 0))
 
 
 def _multiply(
@@ -119,24 +129,24 @@ def _multiply(
         plgpu.set_max_registers(ring.left.registers[1], action="increase")
     work = make_work()
 
-    @pl.loop(0, work.pieces)
-    def _(piece):
-        first = piece * work.steps
-
+    def multiply_piece(piece: Array, slot: Array) -> Array:
         def accumulate(*sums):
-            @pl.loop(0, work.steps)
-            def _(step):
-                slot = lax.rem(first + step, ring.slots)
+            def multiply_step(step: Array, slot: Array) -> Array:
                 plgpu.barrier_wait(full.at[slot])
 
                 def free_the_one_before():
-                    pl.when(step > 0)(lambda: plgpu.barrier_arrive(empty.at[lax.rem(first + step - 1, ring.slots)]))
+                    pl.when(step > 0)(lambda: plgpu.barrier_arrive(empty.at[ring.before(slot)]))
 
                 ring.left.multiply(sums, rings, x_ring, slot, worker, free_the_one_before)
+                return ring.after(slot)
 
-            return [each[...] for each in sums]
+            end = lax.fori_loop(0, work.steps, multiply_step, slot)
+            return [each[...] for each in sums], ring.before(end)
 
         accumulator = plgpu.WGMMAAccumulatorRef((MMA_ROWS, ring.tokens), jnp.float32)
-        sums = pl.run_scoped(accumulate, *[accumulator] * ring.weights)
-        plgpu.barrier_arrive(empty.at[lax.rem(first + work.steps - 1, ring.slots)])
+        sums, last = pl.run_scoped(accumulate, *[accumulator] * ring.weights)
+        plgpu.barrier_arrive(empty.at[last])
         work.finish(piece, worker, sums)
+        return ring.after(last)
+
+    lax.fori_loop(0, work.pieces, multiply_piece, jnp.int32(0))
