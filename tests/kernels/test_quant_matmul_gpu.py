@@ -1,6 +1,7 @@
 """The layout of weights in few bits for Hopper, and the products with them, in a simulator that looks for races."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,13 +9,15 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels.quant_matmul import gpu, gpu_decode, gpu_layout, reference
+from hex_llm.kernels.quant_matmul import gpu, gpu_decode, gpu_layout, plain, reference
 from hex_llm.kernels.quant_matmul.gpu import Plan
 from hex_llm.kernels.quant_matmul.weight import TABLES, Codes, Coding, Packed
 from tests.kernels.simulator import simulation
 
-KINDS: list[tuple[Coding, int | None]] = [
-    ("int8", None),  # one scale for each row, and no zero
+type Kind = tuple[Coding, int | None]  # and the size of its groups; None: one scale for each row, and no zero
+
+KINDS: list[Kind] = [
+    ("int8", None),
     ("int8", 32),
     ("int8", 128),
     ("int4", None),
@@ -27,6 +30,33 @@ KINDS: list[tuple[Coding, int | None]] = [
     ("fp4", 64),
     ("mxfp4", 32),
 ]
+
+
+SHAPES = {
+    "qkv": (6144, 4096),
+    "o": (4096, 4096),
+    "gate_up": (28672, 4096),
+    "down": (4096, 14336),
+    "qkv of 70B": (10240, 8192),
+    "o of 70B": (8192, 8192),
+    "gate_up of 70B": (57344, 8192),
+    "down of 70B": (8192, 28672),
+    "gate_up of Qwen2.5-7B": (37888, 3584),
+    "down of Qwen2.5-7B": (3584, 18944),
+}
+
+
+def shaped(kind: Kind, out: int, size: int) -> Codes:
+    """What a weight of this shape is like."""
+    coding, group = kind
+    one = weight_of(coding, group, (64, 256))
+    groups = 1 if group is None else size // group
+
+    def of(array: jax.Array, columns: int) -> Any:
+        return jax.ShapeDtypeStruct((out, columns), array.dtype)
+
+    zero = None if one.zero is None else of(one.zero, groups)
+    return Codes(of(one.codes, size), of(one.scale, groups), zero, order=None, input_scale=None, coding=coding)
 
 
 def weight_of(coding: Coding, group: int | None, shape: tuple[int, ...], seed: int = 0) -> Codes:
@@ -118,12 +148,12 @@ def simulator(monkeypatch):
         return values.astype(jnp.bfloat16)
 
     monkeypatch.setattr(gpu_decode, "decode", decode)
-    with simulation(all_phases=True):
-        yield
+    with simulation(all_phases=True) as early_reads:
+        yield early_reads
 
 
-def inputs(coding: Coding, group: int | None, tokens: int, out: int, size: int) -> tuple[jax.Array, Packed, Codes]:
-    codes = weight_of(coding, group, (out, size))
+def inputs(kind: Kind, tokens: int, out: int, size: int) -> tuple[jax.Array, Packed, Codes]:
+    codes = weight_of(*kind, (out, size))
     x = jax.random.normal(jax.random.key(tokens + out + size), (tokens, size), jnp.bfloat16)
     return x, gpu_layout.pack(codes), codes
 
@@ -137,39 +167,119 @@ def assert_close(got: jax.Array, want: jax.Array) -> None:
 
 
 @pytest.mark.usefixtures("simulator")
-@pytest.mark.parametrize(("coding", "group"), KINDS)
-def test_the_product_is_the_reference_s_with_every_coding(coding, group):
-    x, weight, codes = inputs(coding, group, 8, 128, 512)
-    assert_close(gpu.matmul(x, weight, plan=Plan(workers=2, slots=2, blocks=2)), reference.matmul(x, codes))
+@pytest.mark.parametrize(
+    ("coding", "group", "depth"),
+    [*((*kind, 128) for kind in KINDS), ("int8", 32, 64), ("int4", 128, 64), ("nf4", 64, 64), ("mxfp4", 32, 64)],
+)
+def test_the_product_is_the_reference_s_with_every_coding(coding, group, depth):
+    x, weight, codes = inputs((coding, group), 8, 64, 256)
+    plan = Plan(workers=1, stack=1, depth=depth, slots=3)
+    assert_close(gpu.matmul(x, weight, plan=plan), reference.matmul(x, codes))
+
+
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize(
+    ("tokens", "out", "size", "plan", "kind"),
+    [
+        (1, 384, 256, Plan(workers=1, stack=1, slots=3), ("int4", 128)),  # six tiles on four blocks
+        (3, 640, 384, Plan(workers=2, stack=1, slots=4), ("int8", None)),  # the ring is not a whole number of pieces
+        (24, 256, 256, Plan(workers=2, stack=2, slots=2), ("int8", None)),
+        (16, 128, 512, Plan(workers=1, stack=1, splits=2), ("int4", 128)),  # the ring is never full
+        (40, 256, 512, Plan(workers=2, stack=1, splits=4, slots=2), ("int8", None)),  # four parts to be added
+        (16, 512, 512, Plan(workers=1, stack=2, splits=2, slots=3), ("int4", 128)),
+        (128, 256, 128, Plan(workers=2, stack=2, depth=64, slots=3), ("int4", 128)),
+    ],
+)
+def test_the_product_is_the_reference_s_however_it_is_cut(tokens, out, size, plan, kind):
+    x, weight, codes = inputs(kind, tokens, out, size)
+    plan = dataclasses.replace(plan, blocks=4)
+    assert_close(gpu.matmul(x, weight, plan=plan), reference.matmul(x, codes))
 
 
 @pytest.mark.usefixtures("simulator")
 @pytest.mark.parametrize(
     ("tokens", "out", "size", "plan"),
     [
-        (1, 384, 256, Plan(workers=1, slots=3)),  # six tiles on four blocks
-        (3, 640, 384, Plan(workers=2, slots=4)),  # the ring is not a whole number of pieces
-        (24, 256, 256, Plan(workers=2, stack=2, slots=2)),
-        (16, 128, 512, Plan(workers=1, splits=2, slots=2)),
-        (40, 256, 512, Plan(workers=4, splits=4, slots=2)),  # four parts to be added
-        (16, 512, 512, Plan(workers=1, stack=2, splits=2, slots=3)),
-        (128, 256, 128, Plan(workers=2, stack=2, slots=2)),
+        (150, 256, 256, Plan(workers=2, stack=1, tokens=80, depth=64, slots=3)),
+        (200, 192, 128, Plan(workers=1, stack=1, tokens=40, band=2, slots=2)),  # bands of two and of one
     ],
 )
-@pytest.mark.parametrize(("coding", "group"), [("int8", None), ("int4", 128)])
-def test_the_product_is_the_reference_s_however_it_is_cut(tokens, out, size, plan, coding, group):
-    x, weight, codes = inputs(coding, group, tokens, out, size)
+def test_more_tokens_are_cut_too(tokens, out, size, plan):
+    x, weight, codes = inputs(("int4", 64), tokens, out, size)
     plan = dataclasses.replace(plan, blocks=4)
     assert_close(gpu.matmul(x, weight, plan=plan), reference.matmul(x, codes))
 
 
 @pytest.mark.usefixtures("simulator")
-@pytest.mark.parametrize(("coding", "group"), [("int8", None), ("int4", 64)])
 @pytest.mark.parametrize(
-    ("tokens", "out", "size", "activation"), [(8, 256, 256, "silu"), (40, 512, 128, "gelu"), (128, 256, 384, "silu")]
+    ("tokens", "out", "size", "activation", "kind"),
+    [
+        (8, 256, 256, "silu", ("int8", None)),
+        (40, 512, 128, "gelu", ("int4", 64)),
+        (128, 256, 384, "silu", ("mxfp4", 32)),
+    ],
 )
-def test_the_gated_product_is_the_reference_s(tokens, out, size, activation, coding, group):
-    x, weight, codes = inputs(coding, group, tokens, out, size)
+def test_the_gated_product_is_the_reference_s(tokens, out, size, activation, kind):
+    x, weight, codes = inputs(kind, tokens, out, size)
     plan = Plan(workers=2, stack=2, slots=2, blocks=4)
     got = gpu.gated_matmul(x, weight, activation, plan=plan)
     assert_close(got, reference.gated_matmul(x, codes, activation))
+
+
+@pytest.mark.usefixtures("simulator")
+def test_columns_of_x_are_taken_in_the_weight_s_order():
+    x, _, codes = inputs(("int4", 128), 8, 64, 256)
+    codes = dataclasses.replace(codes, order=jnp.asarray(np.random.default_rng(1).permutation(256), jnp.int32))
+    got = gpu.matmul(x, gpu_layout.pack(codes), plan=Plan(workers=1, stack=1, slots=2))
+    assert_close(got, reference.matmul(x, codes))
+
+
+@pytest.mark.usefixtures("simulator")
+def test_parts_are_float32_and_one_part_is_what_was_asked_for():
+    x, weight, codes = inputs(("int8", None), 3, 64, 256)
+    one = gpu.parts(x, weight, dtype=jnp.dtype(jnp.float32), plan=Plan(workers=1, stack=1, slots=2))
+    assert (one.shape, one.dtype) == ((1, 8, 64), jnp.float32)
+    np.testing.assert_allclose(
+        one[0, :3], reference.matmul(x, codes, dtype=jnp.dtype(jnp.float32)), rtol=1e-4, atol=1e-4
+    )
+    two = gpu.parts(x, weight, plan=Plan(workers=1, stack=1, splits=2, slots=2))
+    assert (two.shape, two.dtype) == ((2, 8, 64), jnp.float32)
+
+
+def test_nothing_but_the_weight_is_read_before_the_kernel_in_front_has_ended(simulator):
+    fresh = 77.0
+    _, weight, _ = inputs(("int4", 128), 8, 128, 256)
+    gpu.matmul(jnp.full((8, 256), fresh, jnp.bfloat16), weight, plan=Plan(workers=1, stack=1, slots=2, blocks=2))
+    assert simulator, "it reads something early"
+    assert not any((np.asarray(values, np.float32) == fresh).any() for values in simulator)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("kind", [("int8", None), ("int8", 32), ("int4", 128), ("mxfp4", 32)])
+def test_a_plan_covers_its_shape_and_fits_a_block(name, kind):
+    out, size = SHAPES[name]
+    weight = jax.eval_shape(gpu_layout.pack, shaped(kind, out, size))
+    for tokens in (1, 8, 16, 64, 128, 129, 256, 300, 512, 2048, 8192):
+        if tokens > gpu.MAX_TOKENS:
+            plans = [gpu.plan_for_many(tokens, out)]
+        else:
+            plans = [gpu.plan_for(tokens, out, size, gated=gated) for gated in (False, True)]
+        for plan in plans:
+            assert out % plan.rows == 0
+            assert size % (128 * plan.splits) == 0
+            assert (plan.tokens or tokens) <= gpu.MOST_TOKENS
+            assert gpu.ring_slots(tokens, weight, plan) >= 3, plan
+
+
+def test_only_what_the_kernel_does_is_taken():
+    x, weight, codes = inputs(("int4", 128), 8, 192, 256)
+    assert gpu.supports(x, weight)
+    assert not gpu.supports(x.astype(jnp.float32), weight)
+    assert not gpu.supports(x, weight, activation="silu")  # three tiles have no halves
+    assert not gpu.supports(jnp.zeros((129, 256), jnp.bfloat16), weight)
+    assert not gpu.supports(x, plain.pack(codes))
+    experts = jax.tree.map(lambda each: each[None], weight)
+    assert not gpu.supports(x, experts)
+    _, weight, _ = inputs(("int4", 128), 8, 256, 256)
+    assert gpu.supports(x, weight, activation="gelu")
+    assert not gpu.supports(x, weight, activation="clamped_silu")

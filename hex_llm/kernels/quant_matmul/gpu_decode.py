@@ -43,7 +43,7 @@ def decode(words: Array, scales: tuple[Array, ...], coding: Coding, grouping: Gr
         arg_types=(word_layout(coding), (ROW_LAYOUT,) * len(scales)),
         return_type=plgpu.ShapeDtypeStruct((HOPPER_ROWS, CHUNK), jnp.bfloat16, layout=plgpu.Layout.WGMMA),
     )
-    def convert(_, words, scales):
+    def convert(_: Any, words: Any, scales: Any) -> Any:
         registers = [vector.extract(each, [], [i]) for each in words.registers.flat for i in range(VECTOR)]
         numbers = [number for word in registers for number in _numbers(word, coding)]
         if grouping is None:
@@ -55,7 +55,7 @@ def decode(words: Array, scales: tuple[Array, ...], coding: Coding, grouping: Gr
             numbers = [_scaled(number, *groups[i // span][i % HALF_ROWS]) for i, number in enumerate(numbers)]
         return _operand(numbers)
 
-    return convert(words, scales)
+    return convert(words, scales)  # pyright: ignore[reportCallIssue]
 
 
 def _numbers(word: Any, coding: Coding) -> list[Any]:
@@ -118,7 +118,7 @@ def _operand(numbers: list[Any]) -> Any:
     layout = mgpu.WGMMA_LAYOUT
     registers = np.empty(layout.registers_shape((HOPPER_ROWS, CHUNK)), dtype=object)
     pair = ir.VectorType.get((2,), ir.BF16Type.get())
-    registers.flat = [mgpu.utils.bitcast(number, pair) for number in numbers]
+    registers.flat[:] = [mgpu.utils.bitcast(number, pair) for number in numbers]
     return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
 
 
