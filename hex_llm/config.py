@@ -26,6 +26,7 @@ _server, _limit = (partial(flag, group) for group in _SERVER_GROUPS)
 _DEFAULT_SHARE = 0.9
 _ON_WITH_TOPOLOGY = ("enable_chunked_prefill", "enable_prefix_cache_hbm")
 DEFAULT_DECODE_PADDING = 8
+_FOUND = "what a checkpoint has in few bits is found by its config.json; leave the flag out."
 _NO_FLOAT16 = "its range is too small for models trained in bfloat16; use bfloat16 or float32."
 
 # Flags of Hex-LLM's first generation, as people may still have them in scripts.
@@ -47,9 +48,7 @@ VLLM = {
     "download_dir": "models are read from folders; there are no downloads yet.",
     "enable_auto_tool_choice": "calling tools does not exist yet.",
     "enforce_eager": "use --no-enable_jit, which is for debugging only, or --no-warmup.",
-    "kv_cache_dtype": "the KV cache has the type of --dtype.",
     "pipeline_parallel_size": "a model is not split by layers.",
-    "quantization": "quantized weights cannot be read yet.",
     "response_role": "answers are the assistant's.",
     "root_path": "there is no prefix to paths.",
     "speculative_config": "speculative decoding does not exist yet.",
@@ -89,12 +88,19 @@ class Config:
         synonyms={"safetensors": "auto"},
         refused={"pt": "weights are read from safetensors files only."},
     )
+    quantization: Literal["int8", "fp8", "int4"] | None = _model(
+        None,
+        "Bring a model's weights to few bits while they are loaded. Weights that a checkpoint has in few bits are found"
+        " by its config.json, and need no flag.",
+        refused=dict.fromkeys(("awq", "gptq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "mxfp4"), _FOUND),
+    )
     check_weights: Literal["sample", "full", "off"] = _model(
         "sample", "Look for NaN and infinity while loading weights from files: in some of each tensor, in all, or not."
     )
     dtype: Literal["auto", "bfloat16", "float32"] = _model(
         "auto",
-        "Number type of weights and KV cache. auto is bfloat16, but float32 for a float32 model on the CPU.",
+        "Number type of weights and, unless --kv_cache_dtype says otherwise, of the KV cache. auto is bfloat16, but"
+        " float32 for a float32 model on the CPU.",
         synonyms={"float": "float32"},
         refused={"float16": _NO_FLOAT16, "half": _NO_FLOAT16},
     )
@@ -229,6 +235,13 @@ class Config:
         aliases=("num-gpu-blocks-override",),
     )
     block_size: Literal[8, 16, 32, 2048, 8192] = _memory(32, "Tokens in a block of KV cache.")
+    kv_cache_dtype: Literal["auto", "fp8"] = _memory(
+        "auto",
+        "Number type of the KV cache. auto is that of --dtype; fp8, in half the bytes of bfloat16, has 4 bits for the"
+        " exponent and 3 for the fraction, and no scales.",
+        synonyms={"fp8_e4m3": "fp8"},
+        refused={"fp8_e5m2": "its 2 bits for the fraction are too few; fp8 has 3, and a range that is large enough."},
+    )
 
     enable_lora: bool = _lora(False, "Serve requests that name a LoRA adapter.")
     max_lora_rank: int = _lora(16, "Highest rank of an adapter.")
