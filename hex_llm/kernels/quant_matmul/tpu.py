@@ -13,7 +13,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from hex_llm.kernels.quant_matmul.reference import quantize_rows
+from hex_llm.kernels.quant_matmul.reference import scale_rows
 from hex_llm.kernels.quant_matmul.tpu_decode import OFFSET, numbers
 from hex_llm.kernels.quant_matmul.tpu_layout import tile_columns
 from hex_llm.kernels.quant_matmul.tpu_sizes import LANES, Sizes, sizes_of
@@ -24,7 +24,7 @@ ONLY_FLOAT32 = ("TPU v4", "TPU v5")
 
 
 def matmul(x: Array, weight: Packed, *, dtype: jnp.dtype) -> Array:
-    """As `reference.matmul`, for a weight of the layout "tpu", which `x` in bf16 is multiplied with as bf16."""
+    """As `reference.matmul`, for a weight of the layout "tpu"; both are bf16 when they are multiplied."""
     if weight.order is not None:
         x = x[:, weight.order]
     one = jax.tree.map(lambda each: each[None], weight)
@@ -45,8 +45,9 @@ def product(x: Array, weight: Packed, expert: Array, blocks: Array, sizes: Sizes
     """
     row_scale = None
     if weight.coding == "fp8":
-        rows, row_scale = quantize_rows(x, weight.input_scale)
-        x = rows.astype(jnp.bfloat16)
+        values, row_scale = scale_rows(x, weight.input_scale)
+        x = _rounded_to_fp8(values)
+    x = x.astype(jnp.bfloat16)
     (tokens, size), out, groups = x.shape, weight.shape[1], weight.scale.shape[2]
     width, at_once = sizes.tiles * TPU_ROWS, sizes.tiles_at_once * TPU_ROWS
     grid = expert.shape[0], out // width, size // sizes.columns
@@ -75,17 +76,15 @@ def product(x: Array, weight: Packed, expert: Array, blocks: Array, sizes: Sizes
         (x, pl.BlockSpec((sizes.tokens, size), of_tokens)),
         (weight.data, pl.BlockSpec((1, sizes.tiles, tiles, TPU_WORDS, TPU_ROWS), of_data)),
     ]
-    for each in (weight.scale, weight.zero):
-        if each is not None:
-            operands.append((each, pl.BlockSpec((1, sizes.tiles, groups, TPU_ROWS), of_groups)))
+    per_group = pl.BlockSpec((1, sizes.tiles, groups, TPU_ROWS), of_groups)
+    operands += [(each, per_group) for each in (weight.scale, weight.zero) if each is not None]
     if row_scale is not None:
         operands.append((row_scale, pl.BlockSpec((sizes.tokens, 1), of_tokens)))
     wide = jnp.float32 if _only_float32() else jnp.bfloat16
     scratch = [pltpu.VMEM((width // at_once, sizes.tokens, at_once), jnp.float32)]
     if wide == jnp.float32:
         scratch.append(pltpu.VMEM((sizes.tiles_at_once, sizes.columns_at_once, TPU_ROWS), jnp.bfloat16))
-    if weight.zero is not None:
-        scratch.append(pltpu.VMEM((sizes.tiles, groups, TPU_ROWS), jnp.float32))
+    scratch += [pltpu.VMEM((sizes.tiles, groups, TPU_ROWS), jnp.float32)] * (1 if weight.zero is None else 2)
     return pl.pallas_call(
         partial(
             _kernel,
@@ -110,6 +109,16 @@ def product(x: Array, weight: Packed, expert: Array, blocks: Array, sizes: Sizes
     )(expert, blocks, *(array for array, _ in operands))
 
 
+def _rounded_to_fp8(values: Array) -> Array:
+    """float32 to the nearest numbers that float8_e4m3fn has. Of chips without that type, XLA's own conversion has many
+    times the instructions, and takes a compiler long.
+    """
+    exponent = lax.bitcast_convert_type(values, jnp.int32) & 0x7F800000
+    # There are 3 bits after the first; below 2**-6 the first is 0, and steps get no smaller.
+    step = jnp.maximum(lax.bitcast_convert_type(exponent, jnp.float32), 2.0**-6) / 8
+    return jnp.round(values / step) * step
+
+
 def _only_float32() -> bool:
     """Of the device that is compiled for, where the program says which; else of the one that is there."""
     device = jax.sharding.get_abstract_mesh().abstract_device
@@ -127,7 +136,7 @@ def _kernel(
     row_scale = rest.pop(0) if has_row_scale else None
     out, total = rest.pop(0), rest.pop(0)
     kept = rest.pop(0) if wide == jnp.float32 else None
-    offsets = rest.pop(0) if has_zero else None
+    scales, *offsets = rest
     size, groups, steps = x.shape[1], scale.shape[2], sizes.columns // sizes.columns_at_once
     tiles, groups_at_once = sizes.columns_at_once // tile_columns(coding), groups * sizes.columns_at_once // size or 1
     at_once = sizes.tiles_at_once
@@ -142,12 +151,12 @@ def _kernel(
         """[columns at once, 128] bf16."""
         words = data[0, tile, pl.ds(step * tiles, tiles)].reshape(tiles * TPU_WORDS, TPU_ROWS)
         grouped = numbers(words, coding, wide).reshape(groups_at_once, -1, TPU_ROWS)
-        if offsets is not None:
-            grouped -= of_groups(offsets, tile, step)
+        if zero is not None:
+            grouped -= of_groups(offsets[0], tile, step)
         elif coding in OFFSET:
             grouped += OFFSET[coding]
         if groups > 1:
-            grouped *= of_groups(scale.at[0], tile, step)
+            grouped *= of_groups(scales, tile, step)
         return grouped.reshape(-1, TPU_ROWS).astype(jnp.bfloat16)
 
     def one(index: Any, _: None) -> None:
@@ -171,14 +180,16 @@ def _kernel(
 
     def begin() -> None:
         total[...] = jnp.zeros(total.shape, total.dtype)
-        if zero is not None and offsets is not None:
-            offsets[...] = zero[0].astype(jnp.float32) - OFFSET.get(coding, 0)
+        # In 32 bits, of which any row can be read.
+        scales[...] = scale[0].astype(jnp.float32)
+        if zero is not None:
+            offsets[0][...] = zero[0].astype(jnp.float32) - OFFSET.get(coding, 0)
 
     def end() -> None:
         for tile in range(sizes.tiles):
             result = total[tile // at_once, :, _lanes(tile % at_once)]
             if groups == 1:
-                result *= scale[0, tile]
+                result *= scales[tile]
             if row_scale is not None:
                 result *= row_scale[...]
             out[:, _lanes(tile)] = result.astype(out.dtype)

@@ -1,8 +1,8 @@
 """The layout for TPUs: the weight turned, so that its rows lie along lanes, and several of its columns are in a word.
 
-A tile is one vector register of words: [8, 128] int32 for 128 rows and 32 columns of 8 bits, or 64 of 4. A scale or zero
-of a group is then a row of numbers that all columns of the group share, which costs least to multiply with. Tiles of the
-same rows follow each other, so that a copy of some rows with all their columns is one piece of memory.
+A tile is one vector register of words: [8, 128] int32 for 128 rows and 32 columns of 8 bits, or 64 of 4. The scale or
+zero of a group is then a row of numbers that all columns of the group share, which costs least to multiply with. Tiles
+of the same rows follow each other, so that a copy of some rows with all their columns is one piece of memory.
 
 Codes are what a TPU turns into numbers with the fewest instructions:
 - int4 is from -8 to 7, which all chips have an instruction for;
@@ -38,10 +38,12 @@ def tile_columns(coding: Coding) -> int:
 
 
 def pack(codes: Codes) -> Packed:
-    factor = FACTOR.get(codes.coding, 1.0)
+    scale = codes.scale * FACTOR.get(codes.coding, 1.0)
+    if codes.coding == "mxfp4":
+        scale = scale.astype(jnp.bfloat16)  # a power of two
     return Packed(
         data=_words(codes),
-        scale=_rows_last(codes.scale * factor),
+        scale=_rows_last(scale),
         # A zero is a whole number: bfloat16 has all of those up to 256.
         zero=None if codes.zero is None else _rows_last(codes.zero.astype(jnp.bfloat16)),
         order=codes.order,
@@ -54,7 +56,7 @@ def pack(codes: Codes) -> Packed:
 def unpack(weight: Packed) -> Codes:
     return Codes(
         codes=_codes(weight),
-        scale=_rows_first(weight.scale) / FACTOR.get(weight.coding, 1.0),
+        scale=_rows_first(weight.scale).astype(jnp.float32) / FACTOR.get(weight.coding, 1.0),
         zero=None if weight.zero is None else _rows_first(weight.zero).astype(jnp.float32),
         order=weight.order,
         input_scale=weight.input_scale,
