@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hex_llm.model_fields import Fields
 from hex_llm.model_files import read_json
 from hex_llm.models.arch import Arch
-from hex_llm.models.fields import Fields
 from hex_llm.models.registry import FAMILIES
+from hex_llm.quantization.method import Method
 
 _DTYPES = ("bfloat16", "float16", "float32")
 
@@ -17,6 +18,7 @@ _DTYPES = ("bfloat16", "float16", "float32")
 class ModelConfig:
     arch: Arch
     dtype: str | None  # what the weights were saved in, where the file says so
+    quantization: Method | None = None  # how those in few bits are kept
 
 
 def read_config(folder: Path) -> ModelConfig:

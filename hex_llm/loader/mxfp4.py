@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from hex_llm.errors import CheckpointError
-from hex_llm.loader.checkpoint import Checkpoint, Tensor
+from hex_llm.loader.checkpoint import Checkpoint
+from hex_llm.quantization.method import Tensor
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _PAIRS = 16  # bytes that share a scale, two numbers in each

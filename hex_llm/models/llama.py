@@ -11,10 +11,10 @@ from hex_llm.kernels.rope_write.api import rope_write
 from hex_llm.layers.linear import linear_parts, linear_summed
 from hex_llm.layers.mlp import gated_mlp
 from hex_llm.layers.norm import Stream, add_rms_norm
+from hex_llm.model_fields import Fields
 from hex_llm.models.arch import Arch, Kind
-from hex_llm.models.fields import Fields
 from hex_llm.models.read import read_arch
-from hex_llm.models.weights import Weight, fused, nested, norm, repeated, tensor
+from hex_llm.models.weights import Matrix, Weight, fused, nested, norm, repeated, tensor
 from hex_llm.pytree import pytree
 
 QKV_ROWS = ("heads", "kv_heads", "kv_heads")
@@ -44,11 +44,11 @@ def _untied(arch: Arch) -> bool:
 
 @pytree
 class Attention:
-    qkv: Weight = fused(("q_proj.weight", "k_proj.weight", "v_proj.weight"), QKV_ROWS, "embed")
+    qkv: Matrix = fused(("q_proj.weight", "k_proj.weight", "v_proj.weight"), QKV_ROWS, "embed")
     qkv_bias: Weight | None = fused(("q_proj.bias", "k_proj.bias", "v_proj.bias"), QKV_ROWS, when=_qkv_bias)
     q_norm: Weight | None = norm("q_norm.weight", "head", when=_head_norm)
     k_norm: Weight | None = norm("k_norm.weight", "head", when=_head_norm)
-    o: Weight = tensor("o_proj.weight", "embed heads")
+    o: Matrix = tensor("o_proj.weight", "embed heads")
     o_bias: Weight | None = tensor("o_proj.bias", "embed", when=_o_bias)
 
     sinks = None  # for those whose queries may look at nothing, see gpt_oss
@@ -56,9 +56,9 @@ class Attention:
 
 @pytree
 class Mlp:
-    gate_up: Weight = fused(("gate_proj.weight", "up_proj.weight"), ("mlp", "mlp"), "embed")
+    gate_up: Matrix = fused(("gate_proj.weight", "up_proj.weight"), ("mlp", "mlp"), "embed")
     gate_up_bias: Weight | None = fused(("gate_proj.bias", "up_proj.bias"), ("mlp", "mlp"), when=_mlp_bias)
-    down: Weight = tensor("down_proj.weight", "embed mlp")
+    down: Matrix = tensor("down_proj.weight", "embed mlp")
     down_bias: Weight | None = tensor("down_proj.bias", "embed", when=_mlp_bias)
 
 
@@ -77,7 +77,7 @@ class Llama:
     embed: Weight = tensor("model.embed_tokens.weight", "vocab embed")
     layers: tuple[Layer, ...] = repeated(Layer, "model.layers.{}.")
     norm: Weight = norm("model.norm.weight")
-    head: Weight | None = tensor("lm_head.weight", "vocab embed", when=_untied)
+    head: Matrix | None = tensor("lm_head.weight", "vocab embed", when=_untied)
 
 
 def attention(

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hex_llm.model_fields import Fields
 from hex_llm.models import llama, llama4, mixtral
 from hex_llm.models.arch import Arch
-from hex_llm.models.fields import Fields
 from hex_llm.models.gemma import read_gemma
 from hex_llm.models.gemma2 import Gemma2, read_gemma2
 from hex_llm.models.gemma3 import read_gemma3, read_gemma3_multimodal

@@ -1,17 +1,20 @@
 """The experts of a layer: which implementation, where."""
 
+from typing import Any
+
 from jax import Array
 
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.hopper import is_hopper
+from hex_llm.kernels.quant_matmul.weight import Matrix, Packed
 from hex_llm.parallel.backend import backend
 
 
 def experts(
     x: Array,
-    gate_up: Array,
+    gate_up: Matrix,
     gate_up_bias: Array | None,
-    down: Array,
+    down: Matrix,
     chosen: Array,
     share: Array,
     *,
@@ -22,7 +25,9 @@ def experts(
     return run(x, gate_up, gate_up_bias, down, chosen, share, activation=activation)
 
 
-def _implementation(x: Array, gate_up: Array, down: Array):
+def _implementation(x: Array, gate_up: Matrix, down: Matrix) -> Any:
+    if isinstance(gate_up, Packed) or isinstance(down, Packed):
+        return _packed_implementation()
     # Imported where it is used: Pallas takes a second, which a start on a CPU has better use for.
     if is_hopper():
         from hex_llm.kernels.grouped_matmul import gpu
@@ -34,6 +39,12 @@ def _implementation(x: Array, gate_up: Array, down: Array):
 
         if tpu.supports(x, gate_up, down):
             return tpu.experts
+    from hex_llm.kernels.grouped_matmul import xla
+
+    return xla.experts
+
+
+def _packed_implementation() -> Any:
     from hex_llm.kernels.grouped_matmul import xla
 
     return xla.experts

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 from jax import Array
 
+from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.quant_matmul import plain, xla
 from hex_llm.kernels.quant_matmul.weight import Codes, Packed
 
@@ -15,6 +16,21 @@ def pack(codes: Codes) -> Packed:
 def unpack(weight: Packed) -> Codes:
     """The other way: of what `pack` made, the codes."""
     return plain.unpack(weight)
+
+
+def takes(x: Array, weight: Packed, *, activation: Activation | None = None) -> bool:
+    """Whether the product of x [M, in] with a weight [out, in], gated where there is one, belongs to a chain."""
+    return False
+
+
+def parts(x: Array, weight: Packed, *, dtype: jnp.dtype | None = None) -> Array:
+    """As `matmul.api.parts`, of what `takes` takes."""
+    raise NotImplementedError
+
+
+def gated_matmul(x: Array, weight: Packed, activation: Activation) -> Array:
+    """As `matmul.api.gated_matmul`, of what `takes` takes."""
+    raise NotImplementedError
 
 
 def matmul(x: Array, weight: Packed, *, dtype: jnp.dtype) -> Array:

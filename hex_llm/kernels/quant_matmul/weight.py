@@ -83,3 +83,6 @@ HOPPER_ROWS, HOPPER_COLUMNS = 64, 128  # of a tile in the layout of that name
 
 def bits(coding: Coding) -> int:
     return 8 if coding in ("int8", "fp8") else 4
+
+
+type Matrix = Array | Packed  # [out, in], or with experts in front
