@@ -4,8 +4,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from hex_llm.kernels.activation import Activation
-from hex_llm.kernels.quant_matmul import plain, xla
-from hex_llm.kernels.quant_matmul.weight import Codes, Packed
+from hex_llm.kernels.chain import chained
+from hex_llm.kernels.hopper import is_hopper
+from hex_llm.kernels.quant_matmul import plain, reference, xla, xla_fp8
+from hex_llm.kernels.quant_matmul.rows import Fp8, Rows, Tokens, taken_by
+from hex_llm.kernels.quant_matmul.weight import Codes, Matrix, Packed
 
 
 def pack(codes: Codes) -> Packed:
@@ -18,21 +21,50 @@ def unpack(weight: Packed) -> Codes:
     return plain.unpack(weight)
 
 
-def takes(x: Array, weight: Packed, *, activation: Activation | None = None) -> bool:
+def takes(x: Tokens, weight: Packed, *, activation: Activation | None = None) -> bool:
     """Whether the product of x [M, in] with a weight [out, in], gated where there is one, belongs to a chain."""
-    return False
+    if not chained(x.shape[0]):
+        return False
+    # Imported where it is used: Pallas takes a second, which a start on a CPU has better use for.
+    from hex_llm.kernels.quant_matmul import gpu_fp8
+
+    return gpu_fp8.supports(x, weight, activation=activation)
 
 
-def parts(x: Array, weight: Packed, *, dtype: jnp.dtype | None = None) -> Array:
+def parts(x: Tokens, weight: Packed, *, dtype: jnp.dtype | None = None) -> Array:
     """As `matmul.api.parts`, of what `takes` takes."""
-    raise NotImplementedError
+    from hex_llm.kernels.quant_matmul import gpu_fp8
+
+    return gpu_fp8.parts(x, weight, dtype=dtype)
 
 
-def gated_matmul(x: Array, weight: Packed, activation: Activation) -> Array:
+def gated_matmul(x: Tokens, weight: Packed, activation: Activation) -> Array:
     """As `matmul.api.gated_matmul`, of what `takes` takes."""
-    raise NotImplementedError
+    from hex_llm.kernels.quant_matmul import gpu_fp8
+
+    return gpu_fp8.parts(x, weight, activation=activation)[0]
 
 
-def matmul(x: Array, weight: Packed, *, dtype: jnp.dtype) -> Array:
+def matmul(x: Tokens, weight: Packed, *, dtype: jnp.dtype) -> Array:
     """[M, in] x [out, in] -> [M, out] in `dtype`; see `reference.matmul`."""
+    if isinstance(x, Rows) or (weight.coding == "fp8" and is_hopper()):
+        return xla_fp8.matmul(_rows(x, weight), weight, dtype=dtype)[: x.shape[0]]
     return xla.matmul(x, weight, dtype=dtype)
+
+
+def rows_for(x: Array, weight: Matrix) -> Fp8 | None:
+    """How a kernel in front is to give tokens [M, in] to the weight: in 8 bits, or as they are."""
+    in_8_bits = isinstance(weight, Packed) and weight.coding == "fp8" and takes(x, weight)
+    return taken_by(weight) if in_8_bits else None
+
+
+def _rows(x: Tokens, weight: Packed) -> Rows:
+    """For a product on Hopper. There may come more of them, by rows of zeros."""
+    if isinstance(x, Rows):
+        return x
+    from hex_llm.kernels.quant_matmul import gpu_fp8_rows
+
+    if gpu_fp8_rows.supports(x.shape[1]):
+        return gpu_fp8_rows.quantize(x, taken_by(weight))
+    values, scale = reference.quantize_rows(x, weight.input_scale)
+    return Rows(values, scale[:, 0], str(x.dtype))

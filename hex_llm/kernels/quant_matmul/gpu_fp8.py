@@ -8,11 +8,11 @@ from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.matmul import gpu
 from hex_llm.kernels.matmul.gpu import Plan, Scales
 from hex_llm.kernels.quant_matmul import gpu_fp8_rows
-from hex_llm.kernels.quant_matmul.rows import Rows, taken_by
+from hex_llm.kernels.quant_matmul.rows import Rows, Tokens, taken_by
 from hex_llm.kernels.quant_matmul.weight import Packed
 
 
-def supports(x: Array | Rows, weight: Packed, *, activation: Activation | None = None) -> bool:
+def supports(x: Tokens, weight: Packed, *, activation: Activation | None = None) -> bool:
     """Whether there is a plan for [M, in] x [out, in]."""
     if weight.coding != "fp8" or weight.order is not None or weight.data.ndim != 2 or x.dtype != jnp.bfloat16:
         return False
@@ -21,7 +21,7 @@ def supports(x: Array | Rows, weight: Packed, *, activation: Activation | None =
 
 
 def parts(
-    x: Array | Rows,
+    x: Tokens,
     weight: Packed,
     *,
     dtype: jnp.dtype | None = None,

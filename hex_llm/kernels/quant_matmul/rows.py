@@ -32,6 +32,9 @@ class Rows:
         return jnp.dtype(self.type_name)
 
 
+type Tokens = Array | Rows
+
+
 def taken_by(weight: Packed) -> Fp8:
     """How an fp8 weight takes its tokens."""
     return Fp8(weight.input_scale)
