@@ -184,7 +184,8 @@ def build_runner(
     with compiler.warm_up(programs) if config.warmup and config.enable_jit else nullcontext():
         weights = weights or load_weights()
         report(WEIGHTS, 1.0)
-        with _phase(f"Allocated the KV cache of {limits.kv_tokens} tokens", partial(report, KV_CACHE)):
+        kept = f"the KV cache of {limits.kv_tokens} tokens in {compiler.programs.dtype}"
+        with _phase(f"Allocated {kept}", partial(report, KV_CACHE)):
             runner = DeviceRunner(weights, buckets, compiler, announce)
     if config.warmup and config.enable_jit and backend() != "cpu":
         runner.rehearse(buckets)
@@ -232,7 +233,7 @@ def plan_memory(
 
     def compiler_for(num_pages: int) -> Compiler:
         shapes, transfers = _shapes(config, model, buckets, num_pages), config.disagg_topo is not None
-        programs = Programs(model.arch, shapes, params, model.dtype, mesh, transfers)
+        programs = Programs(model.arch, shapes, params, _kv_dtype(config, model), mesh, transfers)
         return Compiler(programs, folder=lowered, jit=config.enable_jit, report=partial(report, COMPILING))
 
     def fill(needs: Needs) -> int:
@@ -313,6 +314,14 @@ def _dtype(config: Config, found: ModelConfig) -> Any:
     if backend() == "cpu" and found.dtype == "float32":
         return jnp.dtype(jnp.float32)
     return jnp.dtype(jnp.bfloat16)
+
+
+def _kv_dtype(config: Config, model: Model) -> Any:
+    match config.kv_cache_dtype:
+        case "auto":
+            return model.dtype
+        case "fp8":
+            return jnp.dtype(jnp.float8_e4m3fn)
 
 
 def _step_tokens(config: Config, model: Model) -> tuple[int, int | None]:

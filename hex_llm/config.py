@@ -48,7 +48,6 @@ VLLM = {
     "download_dir": "models are read from folders; there are no downloads yet.",
     "enable_auto_tool_choice": "calling tools does not exist yet.",
     "enforce_eager": "use --no-enable_jit, which is for debugging only, or --no-warmup.",
-    "kv_cache_dtype": "the KV cache has the type of --dtype.",
     "pipeline_parallel_size": "a model is not split by layers.",
     "response_role": "answers are the assistant's.",
     "root_path": "there is no prefix to paths.",
@@ -100,7 +99,8 @@ class Config:
     )
     dtype: Literal["auto", "bfloat16", "float32"] = _model(
         "auto",
-        "Number type of weights and KV cache. auto is bfloat16, but float32 for a float32 model on the CPU.",
+        "Number type of weights and, unless --kv_cache_dtype says otherwise, of the KV cache. auto is bfloat16, but"
+        " float32 for a float32 model on the CPU.",
         synonyms={"float": "float32"},
         refused={"float16": _NO_FLOAT16, "half": _NO_FLOAT16},
     )
@@ -235,6 +235,13 @@ class Config:
         aliases=("num-gpu-blocks-override",),
     )
     block_size: Literal[8, 16, 32, 2048, 8192] = _memory(32, "Tokens in a block of KV cache.")
+    kv_cache_dtype: Literal["auto", "fp8"] = _memory(
+        "auto",
+        "Number type of the KV cache. auto is that of --dtype; fp8, in half the bytes of bfloat16, has 4 bits for the"
+        " exponent and 3 for the fraction, and no scales.",
+        synonyms={"fp8_e4m3": "fp8"},
+        refused={"fp8_e5m2": "its 2 bits for the fraction are too few; fp8 has 3, and a range that is large enough."},
+    )
 
     enable_lora: bool = _lora(False, "Serve requests that name a LoRA adapter.")
     max_lora_rank: int = _lora(16, "Highest rank of an adapter.")

@@ -85,6 +85,7 @@ def test_documented_choices_are_the_ones_accepted():
         "kv_transfer_path": ("auto", "device", "jax", "host"),
         "worker_distributed_method": ("mp", "ray"),
         "block_size": (8, 16, 32, 2048, 8192),
+        "kv_cache_dtype": ("auto", "fp8"),
         "prefix_cache_isolation": ("auto", "none", "key", "salt"),
     }
 
@@ -239,6 +240,7 @@ def test_a_whole_number_is_a_share_too():
     [
         ("--dtype=float16", "--dtype=float16 is refused: its range is too small"),
         ("--dtype half", "--dtype=half is refused"),
+        ("--kv-cache-dtype=fp8_e5m2", "--kv_cache_dtype=fp8_e5m2 is refused: its 2 bits for the fraction"),
         ("--load_format=pt", "--load_format=pt is refused: weights are read from safetensors"),
         ("--trust-remote-code", "--trust_remote_code is refused: there is no part that runs code"),
     ],

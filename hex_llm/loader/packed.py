@@ -48,10 +48,12 @@ def load_packed(
     order = _order(spec, numbers, split, tensors)
 
     def share(number: int, device: Any) -> Packed:
-        pieces, arrays = zip(*_read(spec, numbers, split, tensors, number, check, advance), strict=True)
+        found = list(_read(spec, numbers, split, tensors, number, check, advance))  # none, where all is filled up
+        pieces, arrays = tuple(piece for piece, _ in found), tuple(each for _, each in found)
         own = None if order is None else order[_own_columns(spec, split, number)]
         given = jax.device_put((arrays, own), device)
-        return _assemble(*given, numbers=numbers, local=local, pieces=pieces)
+        with jax.default_device(device):  # where there is nothing that would say so
+            return _assemble(*given, numbers=numbers, local=local, pieces=pieces)
 
     return from_shares(on_each_device(mesh, share), spec, mesh)
 

@@ -36,8 +36,12 @@ class Tensor(Protocol):
 class Stored(NamedTuple):
     """What a tensor of the checkpoint must be like."""
 
-    shape: Shape
+    shape: Shape | None  # None: any, and `read` looks at what is in it
     dtypes: tuple[np.dtype, ...]
+    others: tuple[Shape, ...] = ()  # shapes that mean the same
+
+    def admits(self, shape: Shape) -> bool:
+        return self.shape is None or shape in (self.shape, *self.others)
 
 
 class Share(NamedTuple):
@@ -109,4 +113,9 @@ class Method(Protocol):
 
     def format(self, module: str) -> Format | None:
         """How the matrix of a module, such as model.layers.0.mlp.up_proj, is kept; None: as it is."""
+        ...
+
+    def spare(self, tensor: Tensor) -> bool:
+        """Whether a tensor that neither the model nor a format has a place for may be in the checkpoint all the same,
+        and goes unused."""
         ...

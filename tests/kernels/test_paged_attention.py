@@ -9,6 +9,7 @@ from hex_llm.kernels import hopper
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention import reference
 from hex_llm.kernels.paged_attention.api import paged_attention
+from hex_llm.kernels.paged_attention.write import narrowed
 from hex_llm.kernels.window import Window
 from tests.kernels.contexts import SCALE, expected, random_pages, spoil_unseen
 
@@ -45,8 +46,8 @@ def random_batch(rng, lengths, *, page_size, num_pages, table_width, tokens, seq
 
 
 def compare(
-    name, rng, lengths, *, dtype=jnp.float32, page_size=8, heads=4, kv_heads=2, head_dim=16, decode_only=False,
-    prompts_only=False, tokens=None, seqs=None, sinks=False, **options,
+    name, rng, lengths, *, dtype=jnp.float32, pages_dtype=None, page_size=8, heads=4, kv_heads=2, head_dim=16,
+    decode_only=False, prompts_only=False, tokens=None, seqs=None, sinks=False, **options,
 ):  # fmt: skip
     used = sum(new for new, _ in lengths)
     seqs = seqs or len(lengths) + 2
@@ -68,7 +69,7 @@ def compare(
         for position in range(length):
             shape = (2, kv_heads, head_dim)
             pages[row[position // page_size], :, :, position % page_size] = rng.standard_normal(shape)
-    pages = jnp.asarray(pages, dtype)
+    pages = jnp.asarray(pages, pages_dtype or dtype)
     q, k, v = (
         random(tokens, heads, head_dim),
         random(tokens, kv_heads, head_dim),
@@ -89,6 +90,7 @@ def compare(
 
 
 FAST = ["xla"]
+FP8 = jnp.float8_e4m3fn
 WINDOWS = [None, Window(64), Window(70, chunked=True), None]
 
 
@@ -164,6 +166,24 @@ def test_every_grouping_of_heads_works_in_bfloat16(name, heads, kv_heads, head_d
     compare(name, rng, lengths, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=jnp.bfloat16)
 
 
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("seed", range(2))
+def test_random_batches_with_pages_in_8_bits_agree_with_the_reference(name, dtype, seed):
+    rng = np.random.default_rng(200 + seed)
+    lengths = [*((1, int(rng.integers(1, 600))) for _ in range(9)), (40, 90), (130, 420)]
+    kind = {"pages_dtype": FP8, "dtype": dtype, "window": WINDOWS[seed], "sinks": seed > 0}
+    compare(name, rng, lengths, page_size=16, **kind)
+    compare(name, rng, lengths[:9], page_size=16, decode_only=True, **kind)
+
+
+def test_what_8_bits_cannot_hold_becomes_the_largest_that_they_can():
+    large = jnp.asarray([1e4, -500.0, 449.0, 3.0625, jnp.inf], jnp.bfloat16)
+    np.testing.assert_array_equal(narrowed(large, FP8).astype(jnp.float32), [448, -448, 448, 3, 448])
+    assert jnp.isnan(narrowed(jnp.float32(jnp.nan), FP8))
+    np.testing.assert_array_equal(narrowed(large, jnp.bfloat16), large)
+
+
 @pytest.mark.usefixtures("simulator")
 @pytest.mark.parametrize(
     ("lengths", "options"),
@@ -172,8 +192,9 @@ def test_every_grouping_of_heads_works_in_bfloat16(name, heads, kv_heads, head_d
         ([(1, 90), (9, 80), (40, 70)], {"window": Window(64, chunked=True), "sinks": True, "soft_cap": 3.0}),
         ([(12, 75), (7, 7)], {"prompts_only": True}),
         ([(1, 90), (1, 1)], {}),
+        ([(1, 90), (9, 80)], {"pages_dtype": FP8}),
     ],
-    ids=["decodes-and-prompts-in-a-window", "chunked-window-and-sinks", "prompts", "decodes-in-a-mixed-bucket"],
+    ids=["decodes-and-prompts-in-a-window", "chunked-window-and-sinks", "prompts", "decodes-in-a-mixed-bucket", "fp8"],
 )
 def test_the_kernels_for_hopper_share_a_batch(monkeypatch, lengths, options):
     monkeypatch.setattr(hopper, "SMS", 2)

@@ -22,7 +22,7 @@ from hex_llm.models.arch import Arch
 from hex_llm.models.split import Split
 from tests.kernels.test_paged_attention import random_batch
 
-BF16, F32 = jnp.bfloat16, jnp.float32
+BF16, F32, FP8 = jnp.bfloat16, jnp.float32, jnp.float8_e4m3fn
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,9 @@ def _interpreter():
     pltpu.reset_tpu_interpret_mode_state()
 
 
-def random_step(rng, lengths, *, dtype, page_size, heads, kv_heads, head_dim, tokens, seqs=6, width=None, **kind):
+def random_step(
+    rng, lengths, *, dtype, page_size, heads, kv_heads, head_dim, tokens, pages_dtype=None, seqs=6, width=None, **kind
+):
     """A batch, its queries, keys and values, and pages in which all is NaN that no sequence has written."""
     width = width or -(-700 // page_size)
     num_pages = 4 + seqs * width
@@ -50,7 +52,7 @@ def random_step(rng, lengths, *, dtype, page_size, heads, kv_heads, head_dim, to
     q, k, v = (
         jnp.asarray(rng.standard_normal((tokens, n, head_dim), np.float32), dtype) for n in (heads, kv_heads, kv_heads)
     )
-    return batch, used, q, k, v, jnp.asarray(pages, dtype)
+    return batch, used, q, k, v, jnp.asarray(pages, pages_dtype or dtype)
 
 
 def check(rng, batches, *, sinks=False, window=None, soft_cap=None, **shape):
@@ -108,8 +110,12 @@ def small(monkeypatch):
             {"dtype": BF16, "page_size": 256, "heads": 7, "kv_heads": 1, "head_dim": 256},
             {"window": Window(150, chunked=True), "sinks": True},
         ),
+        (
+            {"dtype": BF16, "pages_dtype": FP8, "page_size": 32, "heads": 4, "kv_heads": 2, "head_dim": 128},
+            {"window": Window(100)},
+        ),
     ],
-    ids=["windows", "sinks-and-soft-cap", "chunks-in-large-pages"],
+    ids=["windows", "sinks-and-soft-cap", "chunks-in-large-pages", "fp8"],
 )
 def test_mixed_batches_agree_with_the_reference(shape, options):
     rng = np.random.default_rng(shape["page_size"])
@@ -173,14 +179,16 @@ def test_a_sequence_s_answer_has_the_same_bits_whatever_is_beside_it():
         ({"heads": 128}, "groups of 64 query heads are more than 32"),
         ({"kv_heads": 3}, "8 query heads are not a multiple of 3"),
         ({"kv_heads": 256, "heads": 256, "dtype": F32}, "vector memory"),
-        ({"dtype": jnp.float16}, "not of bfloat16 or float32"),
+        ({"dtype": jnp.float16}, "not of bfloat16, float32, float8_e4m3fn"),
+        ({"pages_dtype": FP8}, None),
+        ({"dtype": F32, "pages_dtype": FP8}, "queries of .*float32.* nor bfloat16 with float8_e4m3fn"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_its_number_and_the_limit(changes, words):
     size = {"heads": 8, "kv_heads": 2, "head_dim": 128, "page_size": 32, "width": 4096, "dtype": BF16} | changes
     q = (16, size["heads"], size["head_dim"])
     pages = (100, 2, size["kv_heads"], size["page_size"], size["head_dim"])
-    refused = tpu_sizes.refusal(q, pages, size["width"], size["dtype"], size["dtype"])
+    refused = tpu_sizes.refusal(q, pages, size["width"], size["dtype"], size.get("pages_dtype", size["dtype"]))
     assert refused is None if words is None else re.search(words, refused or "")
 
 

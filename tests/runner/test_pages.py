@@ -31,14 +31,20 @@ def runner(folder):
     return make_copying_engine(folder, dtype="float32")._runner
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_blocks_arrive_in_another_engine_as_they_were_and_the_others_stay(folder, dtype):
-    source, target = (make_copying_engine(folder, dtype=dtype)._runner for _ in range(2))
+@pytest.mark.parametrize("flags", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "fp8"}])
+def test_blocks_arrive_in_another_engine_as_they_were_and_the_others_stay(folder, flags):
+    source, target = (make_copying_engine(folder, **flags)._runner for _ in range(2))
     assert problems(source, target) == []
 
 
-def test_a_request_goes_on_in_another_engine_from_the_blocks_of_the_first(folder):
-    flags = {"enable_chunked_prefill": True, "enable_prefix_cache_hbm": True, "max_prefill_seqs": 2}
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+def test_a_request_goes_on_in_another_engine_from_the_blocks_of_the_first(folder, kv_cache_dtype):
+    flags = {
+        "kv_cache_dtype": kv_cache_dtype,
+        "enable_chunked_prefill": True,
+        "enable_prefix_cache_hbm": True,
+        "max_prefill_seqs": 2,
+    }
     first, second = (make_copying_engine(folder, **flags) for _ in range(2))
     prompt = np.random.default_rng(3).integers(3, 320, 41).tolist()  # five blocks, and a token to go on from
     asked = (prompt, SamplingParams(temperature=0, max_tokens=8))

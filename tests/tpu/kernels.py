@@ -30,6 +30,7 @@ def attention(
     max_model_len: int = 131072,
     decode: bool = False,
     dtype: str = "bfloat16",
+    pages_dtype: str | None = None,
     window: list[Any] | None = None,
     soft_cap: float | None = None,
     sinks: bool = False,
@@ -38,7 +39,7 @@ def attention(
     sharding = NamedSharding(Mesh(np.array(devices[:1]), ("model",)), PartitionSpec())
     # Where heads are narrower than a tile the compiler would lay pages out otherwise, and copy them all in every layer.
     in_order = Format(Layout(major_to_minor=(0, 1, 2, 3, 4)), sharding)
-    number = jnp.dtype(dtype)
+    number, kept = jnp.dtype(dtype), jnp.dtype(pages_dtype or dtype)
 
     def array(shape: tuple[int, ...], dtype: Any = jnp.int32, sharding: Any = sharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
@@ -62,7 +63,7 @@ def attention(
         return tpu.attend(q, pages, batch, sinks=sinks, **options), pages
 
     shape = (2, kv_heads, page_size, head_dim)
-    pages = array((page_bytes // math.prod(shape) // number.itemsize, *shape), number, in_order)
+    pages = array((page_bytes // math.prod(shape) // kept.itemsize, *shape), kept, in_order)
     q, kv = array((tokens, heads, head_dim), number), array((tokens, kv_heads, head_dim), number)
     traced = jax.jit(run, donate_argnums=3, out_shardings=(sharding, in_order)).trace(
         q, kv, kv, pages, batch, array((heads,), number) if sinks else None

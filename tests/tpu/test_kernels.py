@@ -8,6 +8,7 @@ LLAMA_2_7B = {"heads": 32, "kv_heads": 32}
 GEMMA_2_9B = {"heads": 16, "kv_heads": 8, "head_dim": 256, "window": [4096], "soft_cap": 50.0, "max_model_len": 8192}
 GPT_OSS = {"heads": 64, "kv_heads": 8, "head_dim": 64, "window": [128], "sinks": True}
 LARGEST_GROUP = {"heads": 32, "kv_heads": 1, "head_dim": 256, "dtype": "float32", "max_model_len": 4096}
+FP8 = {"pages_dtype": "float8_e4m3fn"}
 LLAMA_4_ON_8 = {"heads": 5, "kv_heads": 1, "window": [8192, True]}
 
 
@@ -24,6 +25,11 @@ LLAMA_4_ON_8 = {"heads": 5, "kv_heads": 1, "window": [8192, True]}
         ("v4", GEMMA_2_9B),
         ("v4", LARGEST_GROUP),
         ("tpu7x", LLAMA_4_ON_8 | {"dtype": "float32"}),
+        ("v5e", LLAMA_8B_ON_4 | FP8 | {"decode": True}),
+        ("v5e", LLAMA_8B_ON_4 | FP8 | {"page_size": 8}),
+        ("v4", GEMMA_2_9B | FP8),
+        ("v6e", GPT_OSS | FP8 | {"decode": True}),
+        ("tpu7x", LLAMA_70B_ON_16 | FP8),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

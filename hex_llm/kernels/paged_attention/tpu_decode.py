@@ -101,7 +101,8 @@ def _kernel(
             largest, weight, values = sums
             slot = take(blocks, sizes, item, number, 0)
             heads = range(sizes.num_kv_heads)
-            scores = of_head([multiply(queries, blocks.ring[slot, 0, h], (((1,), (1,)), ((), ()))) for h in heads])
+            keys, many = (lambda h: blocks.ring[slot, 0, h].astype(q.dtype)), (((1,), (1,)), ((), ()))
+            scores = of_head([multiply(queries, keys(h), many) for h in heads])
             if soft_cap is None:
                 scores *= scale * LOG2_E
             else:
@@ -112,7 +113,8 @@ def _kernel(
             shrink, weights = jnp.exp2(largest - now), jnp.exp2(scores - now)
             weight = weight * shrink + jnp.sum(weights, axis=1, keepdims=True)
             weights = weights.astype(q.dtype)
-            added = of_head([multiply(weights, blocks.ring[slot, 1, h], (((1,), (0,)), ((), ()))) for h in heads])
+            values_of, one = (lambda h: blocks.ring[slot, 1, h].astype(q.dtype)), (((1,), (0,)), ((), ()))
+            added = of_head([multiply(weights, values_of(h), one) for h in heads])
             return now, weight, values * shrink + added
 
         none = jnp.zeros((num_heads, 1), jnp.float32)

@@ -185,7 +185,7 @@ def _add(
     """A block of keys and values to the sums of a kv head's rows."""
     scale, soft_cap = options.scale, options.soft_cap
     multiply = partial(lax.dot_general, preferred_element_type=jnp.float32, precision=precision(q.dtype))
-    scores = multiply(q[head], blocks.ring[slot, 0, head], (((1,), (1,)), ((), ())))
+    scores = multiply(q[head], blocks.ring[slot, 0, head].astype(q.dtype), (((1,), (1,)), ((), ())))
     if soft_cap is None:
         scores *= scale * LOG2_E
     else:
@@ -201,7 +201,7 @@ def _add(
     parts = [weights[:, i : i + LANES] for i in range(0, weights.shape[1], LANES)]
     sums.weight[head] = sums.weight[head] * shrink + sum(parts[1:], parts[0])
     sums.largest[head] = now
-    added = multiply(weights.astype(q.dtype), blocks.ring[slot, 1, head], (((1,), (0,)), ((), ())))
+    added = multiply(weights.astype(q.dtype), blocks.ring[slot, 1, head].astype(q.dtype), (((1,), (0,)), ((), ())))
     if masks is not None:
         # Of another sequence's values nothing may come to a row, not even 0 times NaN.
         added = jnp.where(_widened(masks[0], added.shape[1]), added, 0)

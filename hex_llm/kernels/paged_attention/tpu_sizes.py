@@ -12,6 +12,8 @@ LANES, SUBLANES = 128, 8  # a tile of 32-bit numbers; smaller ones lie two or mo
 LOG2_E = math.log2(math.e)
 LOWEST = -1e30  # finite: what sees nothing must not make NaN
 
+PAGES = (jnp.bfloat16, jnp.float32, jnp.float8_e4m3fn)  # the types that pages may have
+
 # All generations have 1 MiB of scalar memory for each core, and at least 16 MiB of vector memory.
 LONGEST_TABLE = 64 * 1024  # entries of a sequence's page table, of which two are in scalar memory
 LONGEST_STEP = 64 * 1024  # tokens, of each of which scalar memory has two numbers while they are written
@@ -57,8 +59,8 @@ def refusal(
 ) -> str | None:
     """Why the kernels do not do these shapes, or None if they do. `table_width`: the most pages of a sequence."""
     num_heads, num_kv_heads, page_size = q_shape[1], pages_shape[2], pages_shape[3]
-    if q_dtype != pages_dtype:
-        return f"queries of {q_dtype} are not of the type of pages, {pages_dtype}"
+    if q_dtype != pages_dtype and not (q_dtype == jnp.bfloat16 and pages_dtype == jnp.float8_e4m3fn):
+        return f"queries of {q_dtype} are not of the type of pages, {pages_dtype}, nor bfloat16 with float8_e4m3fn"
     if num_heads % num_kv_heads:
         return f"{num_heads} query heads are not a multiple of {num_kv_heads} kv heads"
     group = num_heads // num_kv_heads
@@ -77,8 +79,8 @@ def refusal(
 def write_refusal(pages_shape: tuple[int, ...], dtype: Any) -> str | None:
     """Why the kernel does not write to such pages, or None if it does."""
     _, _, num_kv_heads, page_size, head_dim = pages_shape
-    if dtype not in (jnp.bfloat16, jnp.float32):
-        return f"pages are of {dtype}, not of bfloat16 or float32"
+    if dtype not in PAGES:
+        return f"pages are of {dtype}, not of {', '.join(jnp.dtype(each).name for each in PAGES)}"
     if head_dim > LANES and head_dim % LANES:
         return f"head_dim is {head_dim}, neither at most {LANES} nor a multiple of it"
     if page_size < SUBLANES or page_size & (page_size - 1):  # blocks have whole pages, or pages have whole blocks

@@ -19,7 +19,7 @@ type Coding = Literal["int8", "int4", "nf4", "fp4", "mxfp4", "fp8"]
 type Layout = Literal["plain", "hopper"]
 
 _MXFP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_FP4 = (0.0, 0.005208333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
+_FP4 = (0.0, 0.0625 / 12, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
 TABLES: dict[str, np.ndarray] = {
     "nf4": np.array(
         [
