@@ -31,6 +31,7 @@ FEW = (1, 16, 64, 128)
 MANY = (128, 256, 512, 2048, 8192)
 BF16 = jnp.dtype(jnp.bfloat16)
 EPS = Rms(1e-5)
+CUBLASLT = "__cublas$lt$matmul$f8"  # as it is called in a compiled program
 # As `runner.xla_options` has them.
 CHAIN = {"xla_gpu_enable_command_buffer": ""}
 
@@ -141,6 +142,8 @@ def many() -> None:
             "bf16_gated": microseconds(bf16_xla_gated, xs, wide, options),
             "fp8_gated": microseconds(fp8_xla_gated, xs, narrow, options),
         }
+        compiled = jax.jit(fp8_xla).lower(xs[0], narrow[0]).compile(compiler_options=options)
+        assert CUBLASLT in (compiled.as_text() or ""), "XLA does not give it to cuBLASLt"
         rate = times["bf16"] / times["fp8"]
         told(what="many", tokens=count, **times, rate=rate, error=error(fp8_xla, xs[0], narrow[0]))
 

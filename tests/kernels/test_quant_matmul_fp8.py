@@ -12,10 +12,13 @@ from hex_llm.kernels.matmul import add_norm_gpu
 from hex_llm.kernels.matmul import gpu as matmul_gpu
 from hex_llm.kernels.matmul import reference as matmul_reference
 from hex_llm.kernels.matmul.gpu import Plan
-from hex_llm.kernels.quant_matmul import gpu_fp8, gpu_fp8_rows, plain, reference, xla_fp8
+from hex_llm.kernels.quant_matmul import api, gpu_fp8, gpu_fp8_rows, plain, reference, xla_fp8
 from hex_llm.kernels.quant_matmul.rows import Fp8, Rows
 from hex_llm.kernels.quant_matmul.weight import Codes, Packed
 from hex_llm.kernels.rms import Rms
+from hex_llm.layers.linear import linear, linear_parts
+from hex_llm.layers.mlp import gated_hidden
+from hex_llm.layers.norm import Stream, add_rms_norm
 from tests.kernels.simulator import simulation
 
 FP8 = jnp.float8_e4m3fn
@@ -193,3 +196,58 @@ def test_what_the_kernel_does_not_do_is_not_taken():
     assert not supports(x_type=jnp.float32)
     assert not supports(coding="int8")
     assert not supports(order=jnp.arange(256, dtype=jnp.int32))
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+
+@pytest.mark.usefixtures("on_gpu", "simulator")
+def test_a_norm_for_an_fp8_weight_comes_in_8_bits_and_is_multiplied_so():
+    x, codes = tokens_of(3, 256), weight_of(256, 256)
+    weight, scale = plain.pack(codes), jnp.linspace(0.5, 2, 256, dtype=jnp.bfloat16)
+    stream = Stream(x, jax.random.normal(jax.random.key(9), (2, 8, 256), jnp.float32))
+    y, rows = add_rms_norm(stream, scale, Rms(1e-5), behind=weight)
+    _, normed = add_rms_norm(stream, scale, Rms(1e-5))
+    assert isinstance(rows, Rows)
+    assert isinstance(normed, jax.Array)
+    assert y.shape == (3, 256)
+    for got, want in (
+        (matmul_reference.total(linear_parts(rows, weight)).astype(x.dtype), reference.matmul(normed, codes)),
+        (gated_hidden(rows, weight, activation="silu"), reference.gated_matmul(normed, codes, "silu")),
+        # What no kernel of a chain does is multiplied, too.
+        (gated_hidden(rows, weight, activation="clamped_silu"), reference.gated_matmul(normed, codes, "clamped_silu")),
+        (linear(rows, weight, scale), reference.matmul(normed, codes) + scale[None]),
+    ):
+        assert got.shape == (8, want.shape[1])
+        assert got.dtype == want.dtype
+        largest = jnp.max(jnp.abs(want[:3])).astype(jnp.float32)
+        np.testing.assert_allclose(
+            got[:3].astype(jnp.float32) / largest, want[:3].astype(jnp.float32) / largest, atol=2**-6
+        )
+
+
+@pytest.mark.usefixtures("on_gpu", "simulator")
+def test_more_tokens_than_a_chain_has_come_in_8_bits_from_the_kernel_and_are_multiplied_by_xla():
+    x, codes = tokens_of(130, 128), weight_of(64, 128, 0.01)
+    packed = plain.pack(codes)
+    assert not api.takes(x, packed)
+    float32 = jnp.dtype(jnp.float32)
+    got, want = api.matmul(x, packed, dtype=float32), reference.matmul(x, codes, dtype=float32)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_only_a_weight_in_fp8_wants_tokens_in_8_bits():
+    x, packed = tokens_of(8, 256), plain.pack(weight_of(128, 256, 0.01))
+    assert api.rows_for(x, packed) == Fp8(packed.input_scale)
+    assert api.rows_for(x, jnp.zeros((128, 256), jnp.bfloat16)) is None
+    assert api.rows_for(x, dataclasses.replace(packed, coding="int8")) is None
+    assert api.rows_for(tokens_of(129, 256), packed) is None
+
+
+def test_on_other_machines_tokens_stay_as_they_are():
+    x, packed = tokens_of(8, 256), plain.pack(weight_of(128, 256))
+    assert api.rows_for(x, packed) is None
+    assert not api.takes(x, packed)

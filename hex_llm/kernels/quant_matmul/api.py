@@ -6,6 +6,7 @@ from jax import Array
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.chain import chained
 from hex_llm.kernels.hopper import is_hopper
+from hex_llm.kernels.matmul.reference import total
 from hex_llm.kernels.quant_matmul import plain, reference, xla, xla_fp8
 from hex_llm.kernels.quant_matmul.rows import Fp8, Rows, Tokens, taken_by
 from hex_llm.kernels.quant_matmul.weight import Codes, Matrix, Packed
@@ -47,6 +48,8 @@ def gated_matmul(x: Tokens, weight: Packed, activation: Activation) -> Array:
 
 def matmul(x: Tokens, weight: Packed, *, dtype: jnp.dtype) -> Array:
     """[M, in] x [out, in] -> [M, out] in `dtype`; see `reference.matmul`."""
+    if takes(x, weight):
+        return total(parts(x, weight, dtype=dtype))[: x.shape[0]].astype(dtype)
     if isinstance(x, Rows) or (weight.coding == "fp8" and is_hopper()):
         return xla_fp8.matmul(_rows(x, weight), weight, dtype=dtype)[: x.shape[0]]
     return xla.matmul(x, weight, dtype=dtype)
@@ -54,8 +57,9 @@ def matmul(x: Tokens, weight: Packed, *, dtype: jnp.dtype) -> Array:
 
 def rows_for(x: Array, weight: Matrix) -> Fp8 | None:
     """How a kernel in front is to give tokens [M, in] to the weight: in 8 bits, or as they are."""
-    in_8_bits = isinstance(weight, Packed) and weight.coding == "fp8" and takes(x, weight)
-    return taken_by(weight) if in_8_bits else None
+    if not isinstance(weight, Packed) or weight.coding != "fp8" or not takes(x, weight):
+        return None
+    return taken_by(weight)
 
 
 def _rows(x: Tokens, weight: Packed) -> Rows:
