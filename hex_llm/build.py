@@ -29,7 +29,7 @@ from hex_llm.loader.model_checkpoint import open_model
 from hex_llm.loader.weights import load
 from hex_llm.models.abstract import abstract, bytes_per_device
 from hex_llm.models.arch import Arch, Kind
-from hex_llm.models.few_bits import Quantization
+from hex_llm.models.few_bits import Quantization, in_units
 from hex_llm.models.registry import family
 from hex_llm.parallel.backend import backend
 from hex_llm.parallel.hosts import least_of_hosts
@@ -108,8 +108,10 @@ def find_model(config: Config) -> Model:
     else:
         found, folder = read_config(source), source
     max_model_len = config.model_len(found.arch.max_position)
+    quantization = _quantization(config, found)
     arch = _with_windows(found.arch, config.sliding_window, max_model_len)
-    return Model(source.name, folder, arch, _dtype(config, found), max_model_len, _quantization(config, found))
+    arch = in_units(arch, quantization, config.tensor_parallel_size)
+    return Model(source.name, folder, arch, _dtype(config, found), max_model_len, quantization)
 
 
 def _with_windows(arch: Arch, wanted: int | None, max_model_len: int) -> Arch:

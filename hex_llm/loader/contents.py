@@ -14,13 +14,19 @@ from hex_llm.quantization.online import Online
 _COMPARED_ROWS = 64  # of two tensors that should be one
 
 
-def check_checkpoint(model: type, arch: Arch, checkpoint: Checkpoint, quantization: Quantization | None = None) -> None:
-    """Refuses a checkpoint whose names, shapes and types are not those that config.json calls for."""
+def check_checkpoint(
+    model: type, arch: Arch, checkpoint: Checkpoint, quantization: Quantization | None = None
+) -> list[str]:
+    """Refuses a checkpoint whose names, shapes and types are not those that config.json calls for. Returns the names of
+    what goes unused."""
     wanted = {name: kind for spec in specs(model, arch) for name, kind in stored(spec, arch, quantization).items()}
-    _check_names(set(wanted), arch, checkpoint)
+    if quantization is not None and all(numbers_of(spec, quantization) is None for spec in specs(model, arch)):
+        raise CheckpointError(f"{checkpoint.folder}: {quantization.name} keeps none of this model's weights.")
+    spare = _check_names(set(wanted), arch, checkpoint, quantization)
     for name, kind in wanted.items():
         _check_kind(name, kind, checkpoint)
     _check_tie(arch, checkpoint)
+    return spare
 
 
 def stored(spec: WeightSpec, arch: Arch, quantization: Quantization | None) -> dict[str, Stored]:
@@ -43,17 +49,24 @@ def stored(spec: WeightSpec, arch: Arch, quantization: Quantization | None) -> d
     return found
 
 
-def _check_names(expected: set[str], arch: Arch, checkpoint: Checkpoint) -> None:
+def _check_names(
+    expected: set[str], arch: Arch, checkpoint: Checkpoint, quantization: Quantization | None
+) -> list[str]:
     if missing := sorted(expected - checkpoint.keys()):
         raise CheckpointError(f"{checkpoint.folder} lacks {_listed(missing)} that config.json calls for.")
     extra = sorted(name for name in checkpoint.keys() - expected if not _harmless(name, arch))
-    if extra:
+    if quantization is None or isinstance(quantization, Online):
+        spare = []
+    else:
+        spare = [name for name in extra if quantization.spare(checkpoint[name])]
+    if extra := sorted(set(extra) - set(spare)):
         raise CheckpointError(f"{checkpoint.folder} has {_listed(extra)} that config.json has no place for.")
+    return spare
 
 
 def _check_kind(name: str, kind: Stored, checkpoint: Checkpoint) -> None:
     tensor = checkpoint[name]
-    if tensor.shape != kind.shape:
+    if kind.shape is not None and not kind.admits(tensor.shape):
         raise CheckpointError(
             f"Tensor {name} in {tensor.path} has shape {list(tensor.shape)}; config.json makes it {list(kind.shape)}."
         )

@@ -50,7 +50,8 @@ def load[T](
     Everything that headers can tell is checked before the first byte goes to a device. `check` says how many of
     the values are looked at for NaN and infinity on the way. `report` is told the share that has been read.
     """
-    check_checkpoint(model, arch, checkpoint, quantization)
+    if spare := check_checkpoint(model, arch, checkpoint, quantization):
+        log.info("The checkpoint has %d tensors that are not used, such as %s.", len(spare), spare[0])
     wanted = specs(model, arch)
     split = Split.over(arch, mesh)
     total = sum(_bytes_of(checkpoint[name]) for spec in wanted for name in stored(spec, arch, quantization))

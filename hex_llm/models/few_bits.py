@@ -1,5 +1,6 @@
 """Which weights of a model are in few bits, and what of them a device has."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from hex_llm.errors import CheckpointError
 from hex_llm.kernels.quant_matmul import api
 from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed
+from hex_llm.models.arch import Arch
 from hex_llm.models.split import Split
 from hex_llm.models.weights import Part, WeightSpec
 from hex_llm.parallel.mesh import TENSOR
@@ -22,6 +24,8 @@ from hex_llm.quantization.online import Online
 
 type Quantization = Method | Online
 
+# Columns that devices' shares are multiples of: what kernels take, and of small weights what can lie in whole bytes.
+UNIT, SMALLEST_UNIT = 128, 2
 _SUFFIX = ".weight"
 _HEAD = "lm_head"
 _TYPES: dict[Coding, Any] = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}  # of codes; of the others, uint8
@@ -53,6 +57,13 @@ def numbers_of(spec: WeightSpec, quantization: Quantization | None) -> Numbers |
             "in different ways."
         )
     return found[0]
+
+
+def in_units(arch: Arch, quantization: Quantization | None, num_devices: int) -> Arch:
+    """The model, with shares of its mlp that kernels for weights in few bits take, where devices share those."""
+    if quantization is None or num_devices == 1:
+        return arch
+    return dataclasses.replace(arch, mlp_unit=UNIT if arch.mlp_size >= UNIT * num_devices else SMALLEST_UNIT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,22 @@ from hex_llm.errors import CheckpointError
 from hex_llm.quantization.method import Tensor
 
 
-def order_of(groups: Tensor, group: int | None) -> np.ndarray | None:
-    """[in] int32: columns such that those of a group follow each other; None: they do."""
+def order_of(groups: Tensor, group: int) -> np.ndarray:
+    """[in] int32: columns such that those of a group follow each other."""
     of_column = np.asarray(groups[slice(None),])
+    columns = np.arange(len(of_column), dtype=np.int32)
     if np.all(of_column == -1):  # as compressed-tensors leaves it where there was nothing to sort
-        return None
+        return columns
     order = np.argsort(of_column, kind="stable").astype(np.int32)
-    columns = np.arange(len(order), dtype=np.int32)
-    if not np.array_equal(of_column[order], columns // (group or len(order))):
+    if not np.array_equal(of_column[order], columns // group):
         raise CheckpointError(f"Tensor {groups.name} in {groups.path} does not put {group} columns into each group.")
-    return None if np.array_equal(order, columns) else order
+    return order
+
+
+def check_unsorted(groups: Tensor, group: int) -> None:
+    of_column = np.asarray(groups[slice(None),])
+    if not np.array_equal(of_column, np.arange(len(of_column)) // group):
+        raise CheckpointError(
+            f"Tensor {groups.name} in {groups.path} has columns in an order of their own, and the config says that "
+            "there is none."
+        )

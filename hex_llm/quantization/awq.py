@@ -42,6 +42,8 @@ class Awq:
     group: int | None
     coding: Coding = field(default="int4", init=False)
     has_zero: bool = field(default=True, init=False)
+    has_order: bool = field(default=False, init=False)
+    has_input_scale: bool = field(default=False, init=False)
 
     def tensors(self, module: str, out: int, size: int, experts: int | None) -> dict[str, Stored]:
         check_apart(module, experts, "awq")

@@ -49,6 +49,8 @@ class Int8:
     coding: Coding = field(default="int8", init=False)
     group: int | None = field(default=None, init=False)
     has_zero: bool = field(default=False, init=False)
+    has_order: bool = field(default=False, init=False)
+    has_input_scale: bool = field(default=False, init=False)
 
     def tensors(self, module: str, out: int, size: int, experts: int | None) -> dict[str, Stored]:
         check_apart(module, experts, "bitsandbytes")
@@ -59,14 +61,14 @@ class Int8:
     ) -> Share:
         weight = tensors[f"{module}.weight"][rows, columns]
         largest = tensors[f"{module}.SCB"][rows,].astype(np.float32)
-        arrays = {"weight": weight, "scale": largest[:, None] / np.float32(_INT8_LARGEST)}
+        arrays = {"weight": weight, "SCB": largest[:, None] / np.float32(_INT8_LARGEST)}
         return Share(arrays, *(slice(0, size) for size in weight.shape))
 
     def order(self, tensors: Mapping[str, Tensor], module: str) -> np.ndarray | None:
         return None
 
     def decode(self, arrays: Mapping[str, Array]) -> Codes:
-        return Codes(arrays["weight"], arrays["scale"], None, order=None, input_scale=None, coding="int8")
+        return Codes(arrays["weight"], arrays["SCB"], None, order=None, input_scale=None, coding="int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class Table:
 
     group: int | None = field(default=_GROUP, init=False)
     has_zero: bool = field(default=False, init=False)
+    has_order: bool = field(default=False, init=False)
+    has_input_scale: bool = field(default=False, init=False)
 
     def tensors(self, module: str, out: int, size: int, experts: int | None) -> dict[str, Stored]:
         check_apart(module, experts, "bitsandbytes")
@@ -110,7 +114,7 @@ class Table:
         packed = flat.reshape(stop - start, row).view(np.uint8)[:, in_runs(across, 2)]
         groups = slice(start * (size // _GROUP), stop * (size // _GROUP))
         scale = self._scales(tensors, module, groups, state).reshape(stop - start, -1)[:, in_runs(across, _GROUP)]
-        return Share({"weight": packed, "scale": scale}, slice(0, stop - start), columns)
+        return Share({"weight": packed, "weight.absmax": scale}, slice(0, stop - start), columns)
 
     def order(self, tensors: Mapping[str, Tensor], module: str) -> np.ndarray | None:
         return None
@@ -118,7 +122,7 @@ class Table:
     def decode(self, arrays: Mapping[str, Array]) -> Codes:
         packed = arrays["weight"]
         codes = jnp.stack([packed >> 4, packed & 15], axis=-1).reshape(len(packed), -1)
-        return Codes(codes, arrays["scale"], None, order=None, input_scale=None, coding=self.coding)
+        return Codes(codes, arrays["weight.absmax"], None, order=None, input_scale=None, coding=self.coding)
 
     def _state(self, module: str) -> str:
         return f"{module}.weight.quant_state.bitsandbytes__{self.coding}"

@@ -31,7 +31,9 @@ class Words:
     scaled: Scaled  # where there are no groups
     group: int | None
     symmetric: bool
-    sorts: bool  # a tensor says which group a column belongs to
+    has_order: bool  # a tensor says which group a column belongs to
+
+    has_input_scale: bool = field(default=False, init=False)
 
     @property
     def coding(self) -> Coding:
@@ -56,7 +58,7 @@ class Words:
         if not self.symmetric:
             check_words(module, "rows", out, word)
             found[f"{module}.weight_zero_point"] = Stored((out // word, groups), INT32)
-        if self.sorts:
+        if self.has_order:
             found[f"{module}.weight_g_idx"] = Stored((size,), INT32)
         return found
 
@@ -70,28 +72,29 @@ class Words:
         out, rows = widened(rows, count, 1 if self.symmetric else word)
         across, columns = widened(columns, size, np.lcm(self.group or 1, word))
         groups = in_runs(across, self.group or size)
-        weight = packed[out, slice(None) if self.sorts else in_runs(across, word)]
+        weight = packed[out, slice(None) if self.has_order else in_runs(across, word)]
         scale = read_row_scale(scales, self.scaled, out, weight) if self.group is None else scales[out, groups]
-        arrays = {"weight": weight, "scale": scale}
+        arrays = {"weight_packed": weight, "weight_scale": scale}
         if not self.symmetric:
-            arrays["zero"] = tensors[f"{module}.weight_zero_point"][in_runs(out, word), groups]
-        if self.sorts:
-            order = self.order(tensors, module)
-            arrays["order"] = (np.arange(size, dtype=np.int32) if order is None else order)[across]
+            arrays["weight_zero_point"] = tensors[f"{module}.weight_zero_point"][in_runs(out, word), groups]
+        if (order := self.order(tensors, module)) is not None:
+            arrays["weight_g_idx"] = order[across]
         return Share(arrays, rows, columns)
 
     def order(self, tensors: Mapping[str, Tensor], module: str) -> np.ndarray | None:
-        return order_of(tensors[f"{module}.weight_g_idx"], self.group) if self.sorts else None
+        if not self.has_order or self.group is None:
+            return None
+        return order_of(tensors[f"{module}.weight_g_idx"], self.group)
 
     def decode(self, arrays: Mapping[str, Array]) -> Codes:
-        codes = unpack(arrays["weight"], self.bits).reshape(len(arrays["weight"]), -1)
-        if self.sorts:
-            codes = codes[:, arrays["order"]]
+        codes = unpack(arrays["weight_packed"], self.bits).reshape(len(arrays["weight_packed"]), -1)
+        if self.has_order:
+            codes = codes[:, arrays["weight_g_idx"]]
         zero = None
         if not self.symmetric:
-            packed = arrays["zero"]
+            packed = arrays["weight_zero_point"]
             zero = unpack(packed, self.bits).swapaxes(1, 2).reshape(-1, packed.shape[1])
-        return unsigned(codes, arrays["scale"], zero, self.bits)
+        return unsigned(codes, arrays["weight_scale"], zero, self.bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,8 @@ class Int8:
 
     coding: Coding = field(default="int8", init=False)
     group: int | None = field(default=None, init=False)
+    has_order: bool = field(default=False, init=False)
+    has_input_scale: bool = field(default=False, init=False)
 
     @property
     def has_zero(self) -> bool:
@@ -118,18 +123,16 @@ class Int8:
         self, tensors: Mapping[str, Tensor], module: str, expert: int | None, rows: slice, columns: slice
     ) -> Share:
         weight = tensors[f"{module}.weight"][rows, columns]
-        names = {"scale": "weight_scale"} | ({} if self.symmetric else {"zero": "weight_zero_point"})
-        per_row = {
-            key: read_row_scale(tensors[f"{module}.{name}"], self.scaled, rows, weight) for key, name in names.items()
-        }
+        names = ("weight_scale",) if self.symmetric else ("weight_scale", "weight_zero_point")
+        per_row = {name: read_row_scale(tensors[f"{module}.{name}"], self.scaled, rows, weight) for name in names}
         return Share({"weight": weight, **per_row}, *(slice(0, size) for size in weight.shape))
 
     def order(self, tensors: Mapping[str, Tensor], module: str) -> np.ndarray | None:
         return None
 
     def decode(self, arrays: Mapping[str, Array]) -> Codes:
-        zero = None if self.symmetric else arrays["zero"].astype(jnp.float32)
-        scale = arrays["scale"].astype(jnp.float32)
+        zero = None if self.symmetric else arrays["weight_zero_point"].astype(jnp.float32)
+        scale = arrays["weight_scale"].astype(jnp.float32)
         return Codes(arrays["weight"], scale, zero, order=None, input_scale=None, coding="int8")
 
 

@@ -152,7 +152,7 @@ def _words(weights: Fields) -> Words:
     scaled = weights.one_of("strategy", _SCALED, "tensor")
     if scaled == "matrix" and not symmetric:
         raise weights.refuse("symmetric", "is false, which is not read with the strategy 'tensor'")
-    return Words(bits, scaled, None, symmetric, sorts=False)
+    return Words(bits, scaled, None, symmetric, has_order=False)
 
 
 def _sorts(weights: Fields) -> bool:

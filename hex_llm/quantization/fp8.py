@@ -28,11 +28,12 @@ type Scaled = Literal["row", "matrix"]  # what a scale is for
 @dataclass(frozen=True, slots=True)
 class Fp8:
     scaled: Scaled
-    static: bool  # the scale of `x` is in the file
+    has_input_scale: bool  # the scale of `x` is in the file
 
     coding: Coding = field(default="fp8", init=False)
     group: int | None = field(default=None, init=False)
     has_zero: bool = field(default=False, init=False)
+    has_order: bool = field(default=False, init=False)
 
     def tensors(self, module: str, out: int, size: int, experts: int | None) -> dict[str, Stored]:
         check_apart(module, experts, "fp8")
@@ -40,7 +41,7 @@ class Fp8:
             f"{module}.weight": Stored((out, size), _FLOAT8),
             f"{module}.weight_scale": row_scale(self.scaled, out),
         }
-        return found | ({f"{module}.input_scale": row_scale("matrix", out)} if self.static else {})
+        return found | ({f"{module}.input_scale": row_scale("matrix", out)} if self.has_input_scale else {})
 
     def read(
         self, tensors: Mapping[str, Tensor], module: str, expert: int | None, rows: slice, columns: slice
@@ -48,9 +49,9 @@ class Fp8:
         weight = tensors[f"{module}.weight"][rows, columns]
         arrays = {
             "weight": weight,
-            "scale": read_row_scale(tensors[f"{module}.weight_scale"], self.scaled, rows, weight),
+            "weight_scale": read_row_scale(tensors[f"{module}.weight_scale"], self.scaled, rows, weight),
         }
-        if self.static:
+        if self.has_input_scale:
             arrays["input_scale"] = single(tensors[f"{module}.input_scale"])
         return Share(arrays, *(slice(0, size) for size in weight.shape))
 
@@ -58,8 +59,8 @@ class Fp8:
         return None
 
     def decode(self, arrays: Mapping[str, Array]) -> Codes:
-        input_scale = arrays["input_scale"].astype(jnp.float32) if self.static else None
-        scale = arrays["scale"].astype(jnp.float32)
+        input_scale = arrays["input_scale"].astype(jnp.float32) if self.has_input_scale else None
+        scale = arrays["weight_scale"].astype(jnp.float32)
         return Codes(arrays["weight"], scale, None, order=None, input_scale=input_scale, coding="fp8")
 
 
@@ -103,4 +104,4 @@ def read_fbgemm_fp8(fields: Fields) -> Method:
     """Of fbgemm, as Meta published large models: a scale for each row."""
     fields.only("quant_method", "activation_scale_ub", "modules_to_not_convert")
     skipped = within(fields, "modules_to_not_convert")
-    return Uniform("fbgemm_fp8", Fp8("row", static=False), lambda module: module == HEAD or skipped(module))
+    return Uniform("fbgemm_fp8", Fp8("row", has_input_scale=False), lambda module: module == HEAD or skipped(module))

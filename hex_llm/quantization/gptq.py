@@ -5,7 +5,7 @@ the first version have zeros less one, so that 16 can be one.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from jax import Array
@@ -13,7 +13,7 @@ from jax import Array
 from hex_llm.errors import CheckpointError
 from hex_llm.kernels.quant_matmul.weight import Codes, Coding
 from hex_llm.model_fields import Fields
-from hex_llm.quantization.act_order import order_of
+from hex_llm.quantization.act_order import check_unsorted, order_of
 from hex_llm.quantization.method import Format, Method, Share, Stored, Tensor
 from hex_llm.quantization.modules import HEAD, kept, names, regex
 from hex_llm.quantization.ranges import in_runs, widened
@@ -43,8 +43,9 @@ class Gptq:
     bits: int
     group: int | None
     symmetric: bool  # the zero of all is the middle
-    sorts: bool
+    has_order: bool
     shift: int  # to be added to zeros
+    has_input_scale: bool = field(default=False, init=False)
 
     @property
     def coding(self) -> Coding:
@@ -85,20 +86,25 @@ class Gptq:
         else:
             self._check_middle(zeros, qzeros)
         order = self.order(tensors, module)
-        if order is None and not self.sorts:
-            return Share({**arrays, "qweight": qweight[in_runs(across, word), out]}, rows, columns)
-        # The columns of a group are anywhere, so all come along.
-        order = np.arange(size, dtype=np.int32) if order is None else order
-        arrays |= {"qweight": qweight[slice(None), out], "order": order[across]}
+        if order is None:
+            arrays["qweight"] = qweight[in_runs(across, word), out]
+        else:  # the columns of a group are anywhere, so all come along
+            arrays |= {"qweight": qweight[slice(None), out], "g_idx": order[across]}
         return Share(arrays, rows, columns)
 
     def order(self, tensors: Mapping[str, Tensor], module: str) -> np.ndarray | None:
-        return order_of(tensors[f"{module}.g_idx"], self.group)
+        groups = tensors[f"{module}.g_idx"]
+        if self.group is None:
+            return None
+        if self.has_order:
+            return order_of(groups, self.group)
+        check_unsorted(groups, self.group)
+        return None
 
     def decode(self, arrays: Mapping[str, Array]) -> Codes:
         codes = unpack(arrays["qweight"], self.bits).swapaxes(0, 1).reshape(arrays["qweight"].shape[1], -1)
-        if "order" in arrays:
-            codes = codes[:, arrays["order"]]
+        if self.has_order:
+            codes = codes[:, arrays["g_idx"]]
         zero = None
         if self.has_zero:
             packed = arrays["qzeros"]
@@ -155,13 +161,10 @@ def _format(fields: Fields, whole: Fields) -> Gptq:
     if (bits := fields.integer("bits")) not in CODINGS:
         raise fields.refuse("bits", f"is {bits}; of GPTQ, 4 and 8 bits are read")
     name = "checkpoint_format" if whole.has("checkpoint_format") else "format"
-    return Gptq(
-        bits,
-        read_group(fields, 128),
-        fields.flag("sym", True),
-        fields.flag("desc_act", False),
-        whole.one_of(name, _SHIFTS, "gptq"),
-    )
+    group = read_group(fields, 128)
+    # With one group, any order will do.
+    sorts = fields.flag("desc_act", False) and group is not None
+    return Gptq(bits, group, fields.flag("sym", True), sorts, whole.one_of(name, _SHIFTS, "gptq"))
 
 
 def _dynamic(fields: Fields, common: Gptq) -> Callable[[str], Gptq | None]:

@@ -48,7 +48,7 @@ class Share(NamedTuple):
     """Rows and columns of a matrix [out, in], read as they lie in the checkpoint. Of what they decode to, which may be
     more, since several numbers can lie in one word, `rows` and `columns` are wanted."""
 
-    arrays: Arrays
+    arrays: Arrays  # by the last words of the names of the tensors that they are made of
     rows: slice
     columns: slice
 

@@ -33,6 +33,8 @@ class Mxfp4:
     coding: Coding = field(default="mxfp4", init=False)
     group: int | None = field(default=_GROUP, init=False)
     has_zero: bool = field(default=False, init=False)
+    has_order: bool = field(default=False, init=False)
+    has_input_scale: bool = field(default=False, init=False)
 
     def tensors(self, module: str, out: int, size: int, experts: int | None) -> dict[str, Stored]:
         if experts is None:

@@ -26,7 +26,7 @@ _SECTIONS = ("quantization_config", "compression_config")  # of config.json; the
 _FILES = {"quant_config.json": "awq", "quantize_config.json": "gptq"}  # beside an older config.json
 
 
-def quantization_fields(config: Fields, folder: Path) -> Fields | None:
+def quantization_fields(config: Fields, folder: Path | None) -> Fields | None:
     """What a model says of how its weights are kept, wherever it says so; None: nothing."""
     for name in _SECTIONS:
         if (section := config.section(name)) is not None:
@@ -34,7 +34,7 @@ def quantization_fields(config: Fields, folder: Path) -> Fields | None:
     if (text := config.section("text_config")) is not None and text.has(_SECTIONS[0]):
         return text.section(_SECTIONS[0])
     for name, method in _FILES.items():
-        if (path := folder / name).exists():
+        if folder is not None and (path := folder / name).exists():
             return Fields(str(path), {"quant_method": method, **read_json(path)})
     return None
 

@@ -22,6 +22,7 @@ from hex_llm.loader.config_json import read_config
 from hex_llm.loader.dummy import dummy
 from hex_llm.loader.weights import load
 from hex_llm.models.abstract import abstract, bytes_per_device
+from hex_llm.models.few_bits import in_units
 from hex_llm.models.registry import family
 from hex_llm.parallel.mesh import make_mesh
 from hex_llm.quantization.online import Wanted, online
@@ -40,7 +41,8 @@ def share_of(device: Any, array: jax.Array) -> jax.Array:
 
 
 def check(coding: Wanted, folder: Path, devices: int) -> None:
-    arch, mesh, how = read_config(folder).arch, make_mesh(devices), online(coding)
+    mesh, how = make_mesh(devices), online(coding)
+    arch = in_units(read_config(folder).arch, how, devices)
     weights, checkpoint = family(arch).weights, open_checkpoint(folder)
     plain = load(weights, arch, checkpoint, mesh, jnp.float32)
     few = load(weights, arch, checkpoint, mesh, jnp.float32, quantization=how)

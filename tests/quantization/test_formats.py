@@ -56,6 +56,7 @@ def check_share(format: Format, tensors, module, expert, rows, columns, expected
     share = format.read(tensors, module, expert, rows, columns)
     codes = jax.jit(format.decode)(share.arrays)
     assert (codes.coding, codes.zero is not None, codes.order) == (format.coding, format.has_zero, None)
+    assert (codes.input_scale is not None) == format.has_input_scale
     groups = codes.scale.shape[1]
     assert groups == (1 if format.group is None else codes.shape[1] // format.group)
     found = np.asarray(reference.dequantize(codes))[share.rows, share.columns]
@@ -71,7 +72,7 @@ def test_what_is_read_is_what_the_decoder_says(name, tmp_path):
     expected = kind.decode(stored)
     assert np.abs(expected - weight).max() < 0.2 * np.abs(weight).max()  # the tests' own packers do pack
     order = format.order(tensors, MODULE)
-    assert (order is not None) == ("sorted" in name)
+    assert (order is not None) == format.has_order == ("sorted" in name)
     if order is not None:
         assert order.dtype == np.int32
         expected = expected[:, order]
@@ -183,6 +184,7 @@ STATE = "weight.quant_state.bitsandbytes__nf4"
     [
         ("gptq 8", "qzeros", lambda zeros: zeros + 1, ["qzeros", "127", "sym"]),
         ("gptq 4 sorted", "g_idx", lambda groups: groups * 0, ["g_idx", "32 columns"]),
+        ("gptq 4", "g_idx", lambda groups: groups[::-1], ["g_idx", "order"]),
         ("bitsandbytes nf4", STATE, text(lambda state: state.replace(b"64", b"128", 1)), ["nf4", "blocksize of 64"]),
         ("bitsandbytes nf4", STATE, text(lambda state: state.replace(b"[48", b"[40")), ["nf4", "[40, 256]"]),
         ("bitsandbytes nf4", STATE, text(lambda state: state[:-3]), ["quant_state"]),

@@ -27,7 +27,7 @@ def experts(
 
 def _implementation(x: Array, gate_up: Matrix, down: Matrix) -> Any:
     if isinstance(gate_up, Packed) or isinstance(down, Packed):
-        return _packed_implementation()
+        return _packed_implementation(gate_up, down)
     # Imported where it is used: Pallas takes a second, which a start on a CPU has better use for.
     if is_hopper():
         from hex_llm.kernels.grouped_matmul import gpu
@@ -44,7 +44,11 @@ def _implementation(x: Array, gate_up: Matrix, down: Matrix) -> Any:
     return xla.experts
 
 
-def _packed_implementation() -> Any:
+def _packed_implementation(gate_up: Matrix, down: Matrix) -> Any:
+    if all(isinstance(each, Packed) and each.layout == "tpu" for each in (gate_up, down)):
+        from hex_llm.kernels.grouped_matmul import tpu_quant
+
+        return tpu_quant.experts
     from hex_llm.kernels.grouped_matmul import xla
 
     return xla.experts

@@ -1,5 +1,7 @@
 """Products with weights in few bits: how they are laid out, and which implementation multiplies, where."""
 
+from types import ModuleType
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -10,40 +12,41 @@ from hex_llm.kernels.matmul.reference import total
 from hex_llm.kernels.quant_matmul import plain, reference, xla, xla_fp8
 from hex_llm.kernels.quant_matmul.rows import Fp8, Rows, Tokens, taken_by
 from hex_llm.kernels.quant_matmul.weight import Codes, Matrix, Packed
+from hex_llm.parallel.backend import backend
 
 
 def pack(codes: Codes) -> Packed:
     """The weight, or a device's share of it, in the layout that the kernel for it takes. To be traced."""
+    if backend() == "tpu":
+        from hex_llm.kernels.quant_matmul import tpu_layout
+
+        if tpu_layout.fits(codes):
+            return tpu_layout.pack(codes)
     return plain.pack(codes)
 
 
 def unpack(weight: Packed) -> Codes:
     """The other way: of what `pack` made, the codes."""
+    if weight.layout == "tpu":
+        from hex_llm.kernels.quant_matmul import tpu_layout
+
+        return tpu_layout.unpack(weight)
     return plain.unpack(weight)
 
 
 def takes(x: Tokens, weight: Packed, *, activation: Activation | None = None) -> bool:
     """Whether the product of x [M, in] with a weight [out, in], gated where there is one, belongs to a chain."""
-    if not chained(x.shape[0]):
-        return False
-    # Imported where it is used: Pallas takes a second, which a start on a CPU has better use for.
-    from hex_llm.kernels.quant_matmul import gpu_fp8
-
-    return gpu_fp8.supports(x, weight, activation=activation)
+    return chained(x.shape[0]) and _kernels_for(weight).supports(x, weight, activation=activation)
 
 
 def parts(x: Tokens, weight: Packed, *, dtype: jnp.dtype | None = None) -> Array:
     """As `matmul.api.parts`, of what `takes` takes."""
-    from hex_llm.kernels.quant_matmul import gpu_fp8
-
-    return gpu_fp8.parts(x, weight, dtype=dtype)
+    return _kernels_for(weight).parts(x, weight, dtype=dtype)
 
 
 def gated_matmul(x: Tokens, weight: Packed, activation: Activation) -> Array:
     """As `matmul.api.gated_matmul`, of what `takes` takes."""
-    from hex_llm.kernels.quant_matmul import gpu_fp8
-
-    return gpu_fp8.parts(x, weight, activation=activation)[0]
+    return _kernels_for(weight).parts(x, weight, activation=activation)[0]
 
 
 def matmul(x: Tokens, weight: Packed, *, dtype: jnp.dtype) -> Array:
@@ -52,6 +55,10 @@ def matmul(x: Tokens, weight: Packed, *, dtype: jnp.dtype) -> Array:
         return total(parts(x, weight, dtype=dtype))[: x.shape[0]].astype(dtype)
     if isinstance(x, Rows) or (weight.coding == "fp8" and is_hopper()):
         return xla_fp8.matmul(_rows(x, weight), weight, dtype=dtype)[: x.shape[0]]
+    if weight.layout == "tpu":
+        from hex_llm.kernels.quant_matmul import tpu
+
+        return tpu.matmul(x, weight, dtype=dtype)
     return xla.matmul(x, weight, dtype=dtype)
 
 
@@ -60,6 +67,14 @@ def rows_for(x: Array, weight: Matrix) -> Fp8 | None:
     if not isinstance(weight, Packed) or weight.coding != "fp8" or not takes(x, weight):
         return None
     return taken_by(weight)
+
+
+def _kernels_for(weight: Packed) -> ModuleType:
+    """Those of a chain on Hopper: `supports` and `parts`."""
+    # Imported where they are used: Pallas takes a second, which a start on a CPU has better use for.
+    from hex_llm.kernels.quant_matmul import gpu, gpu_fp8
+
+    return gpu_fp8 if weight.coding == "fp8" else gpu
 
 
 def _rows(x: Tokens, weight: Packed) -> Rows:

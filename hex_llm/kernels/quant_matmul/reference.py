@@ -46,13 +46,19 @@ def quantize_rows(x: Array, input_scale: Array | None) -> tuple[Array, Array]:
     A row's own scale makes its largest number the largest there is; a row of zeros has scale 1. One division is made
     for a row, and not for each of its numbers: kernels then give the same bits without taking longer.
     """
+    values, scale = scale_rows(x, input_scale)
+    return values.astype(jnp.float8_e4m3fn), scale
+
+
+def scale_rows(x: Array, input_scale: Array | None) -> tuple[Array, Array]:
+    """What `quantize_rows` rounds, in float32, and the scales."""
     wide = x.astype(jnp.float32)
     if input_scale is None:
         largest = jnp.max(jnp.abs(wide), axis=1, keepdims=True)
         scale = jnp.where(largest > FP8_ZERO, largest / FP8_LARGEST, 1.0)
     else:
         scale = jnp.broadcast_to(input_scale.astype(jnp.float32), (x.shape[0], 1))
-    return jnp.clip(wide * (1 / scale), -FP8_LARGEST, FP8_LARGEST).astype(jnp.float8_e4m3fn), scale
+    return jnp.clip(wide * (1 / scale), -FP8_LARGEST, FP8_LARGEST), scale
 
 
 def _float32(x: Array, weight: Codes) -> Array:
