@@ -56,6 +56,11 @@ def weight_of(out: int, size: int, input_scale: float | None = None) -> Codes:
     )
 
 
+def packed(codes: Codes) -> Packed:
+    """As it lies on a GPU; on a CPU, numbers are bytes."""
+    return dataclasses.replace(plain.pack(codes), data=codes.codes)
+
+
 def assert_close(got: jax.Array, want: jax.Array) -> None:
     """Equal but for the last bit, and for what a sum of another order loses where its terms cancel each other."""
     assert got.dtype == want.dtype
@@ -66,7 +71,7 @@ def assert_close(got: jax.Array, want: jax.Array) -> None:
 
 def product(x: jax.Array | Rows, codes: Codes, plan: Plan, count: int) -> jax.Array:
     plan = dataclasses.replace(plan, blocks=4)
-    return matmul_reference.total(gpu_fp8.parts(x, plain.pack(codes), plan=plan))[:count].astype(x.dtype)
+    return matmul_reference.total(gpu_fp8.parts(x, packed(codes), plan=plan))[:count].astype(x.dtype)
 
 
 @pytest.mark.usefixtures("simulator")
@@ -95,7 +100,7 @@ def test_the_product_is_the_reference_s(tokens, out, size, plan, input_scale):
 def test_the_gated_product_is_the_reference_s(tokens, out, size, activation):
     x, codes = tokens_of(tokens, size), weight_of(out, size)
     plan = Plan(rows=128, depth=128, slots=2, blocks=4)
-    got = gpu_fp8.parts(x, plain.pack(codes), plan=plan, activation=activation)[0, :tokens]
+    got = gpu_fp8.parts(x, packed(codes), plan=plan, activation=activation)[0, :tokens]
     assert_close(got, reference.gated_matmul(x, codes, activation))
 
 
@@ -112,7 +117,7 @@ def test_logits_are_left_in_float32():
     x, codes = tokens_of(8, 128), weight_of(128, 128)
     plan = Plan(rows=64, depth=128, slots=2, blocks=4)
     float32 = jnp.dtype(jnp.float32)
-    got = gpu_fp8.parts(x, plain.pack(codes), plan=plan, dtype=float32)[0]
+    got = gpu_fp8.parts(x, packed(codes), plan=plan, dtype=float32)[0]
     np.testing.assert_allclose(got, reference.matmul(x, codes, dtype=float32), rtol=1e-4, atol=1e-4)
 
 
@@ -160,7 +165,7 @@ def test_many_tokens_are_multiplied_as_the_reference_says():
     x, codes = tokens_of(40, 256), weight_of(128, 256)
     values, scale = reference.quantize_rows(x, None)
     rows = Rows(values, scale[:, 0], "bfloat16")
-    got = xla_fp8.matmul(rows, plain.pack(codes), dtype=jnp.dtype(jnp.bfloat16))
+    got = xla_fp8.matmul(rows, packed(codes), dtype=jnp.dtype(jnp.bfloat16))
     want = reference.matmul(x, codes)
     np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), rtol=2**-6)
 
@@ -179,12 +184,12 @@ def test_a_plan_covers_its_shape_and_fits_a_block(name, tokens):
 
 def test_what_the_kernel_does_not_do_is_not_taken():
     def supports(tokens=8, out=128, size=256, *, x_type=jnp.bfloat16, activation=None, **changes):
-        packed = Packed(
+        weight = Packed(
             data=jax.ShapeDtypeStruct((out, size), FP8), scale=jax.ShapeDtypeStruct((out, 1), jnp.float32),
             zero=None, order=None, input_scale=None, coding="fp8", layout="plain",
         )  # fmt: skip
-        packed = dataclasses.replace(packed, **changes)
-        return gpu_fp8.supports(jax.ShapeDtypeStruct((tokens, size), x_type), packed, activation=activation)
+        weight = dataclasses.replace(weight, **changes)
+        return gpu_fp8.supports(jax.ShapeDtypeStruct((tokens, size), x_type), weight, activation=activation)
 
     assert supports()
     assert supports(activation="silu")
@@ -206,7 +211,7 @@ def on_gpu(monkeypatch):
 @pytest.mark.usefixtures("on_gpu", "simulator")
 def test_a_norm_for_an_fp8_weight_comes_in_8_bits_and_is_multiplied_so():
     x, codes = tokens_of(3, 256), weight_of(256, 256)
-    weight, scale = plain.pack(codes), jnp.linspace(0.5, 2, 256, dtype=jnp.bfloat16)
+    weight, scale = packed(codes), jnp.linspace(0.5, 2, 256, dtype=jnp.bfloat16)
     stream = Stream(x, jax.random.normal(jax.random.key(9), (2, 8, 256), jnp.float32))
     y, rows = add_rms_norm(stream, scale, Rms(1e-5), behind=weight)
     _, normed = add_rms_norm(stream, scale, Rms(1e-5))
@@ -231,23 +236,23 @@ def test_a_norm_for_an_fp8_weight_comes_in_8_bits_and_is_multiplied_so():
 @pytest.mark.usefixtures("on_gpu", "simulator")
 def test_more_tokens_than_a_chain_has_come_in_8_bits_from_the_kernel_and_are_multiplied_by_xla():
     x, codes = tokens_of(130, 128), weight_of(64, 128, 0.01)
-    packed = plain.pack(codes)
-    assert not api.takes(x, packed)
+    weight = packed(codes)
+    assert not api.takes(x, weight)
     float32 = jnp.dtype(jnp.float32)
-    got, want = api.matmul(x, packed, dtype=float32), reference.matmul(x, codes, dtype=float32)
+    got, want = api.matmul(x, weight, dtype=float32), reference.matmul(x, codes, dtype=float32)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.usefixtures("on_gpu")
 def test_only_a_weight_in_fp8_wants_tokens_in_8_bits():
-    x, packed = tokens_of(8, 256), plain.pack(weight_of(128, 256, 0.01))
-    assert api.rows_for(x, packed) == Fp8(packed.input_scale)
+    x, weight = tokens_of(8, 256), packed(weight_of(128, 256, 0.01))
+    assert api.rows_for(x, weight) == Fp8(weight.input_scale)
     assert api.rows_for(x, jnp.zeros((128, 256), jnp.bfloat16)) is None
-    assert api.rows_for(x, dataclasses.replace(packed, coding="int8")) is None
-    assert api.rows_for(tokens_of(129, 256), packed) is None
+    assert api.rows_for(x, dataclasses.replace(weight, coding="int8")) is None
+    assert api.rows_for(tokens_of(129, 256), weight) is None
 
 
 def test_on_other_machines_tokens_stay_as_they_are():
-    x, packed = tokens_of(8, 256), plain.pack(weight_of(128, 256))
-    assert api.rows_for(x, packed) is None
-    assert not api.takes(x, packed)
+    x, weight = tokens_of(8, 256), packed(weight_of(128, 256))
+    assert api.rows_for(x, weight) is None
+    assert not api.takes(x, weight)
