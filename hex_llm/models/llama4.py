@@ -50,6 +50,7 @@ class Moe:
     shared: llama.Mlp = nested(llama.Mlp, "shared_expert.")
 
     gate_up_bias = down_bias = None
+    first = None  # the router reads the tokens as well
 
 
 @pytree
