@@ -44,8 +44,8 @@ def measure(name: str, num_devices: int, steps: Sequence[str] = STEPS) -> Iterat
 
     from hex_llm.build import find_model
     from hex_llm.config import Config
+    from hex_llm.models.abstract import abstract
     from hex_llm.models.registry import family
-    from hex_llm.models.weights import abstract
     from hex_llm.parallel.collectives import collectives
     from hex_llm.parallel.mesh import make_mesh
     from hex_llm.runner.buckets import Bucket, Variant

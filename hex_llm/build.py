@@ -23,14 +23,18 @@ from hex_llm.engine.limits import Limits, most_blocks
 from hex_llm.errors import ConfigError
 from hex_llm.kernels.window import Window
 from hex_llm.loader.config_json import ModelConfig, parse_config, read_config
+from hex_llm.loader.contents import check_checkpoint
+from hex_llm.loader.dummy import dummy
 from hex_llm.loader.model_checkpoint import open_model
-from hex_llm.loader.weights import check_checkpoint, dummy, load
+from hex_llm.loader.weights import load
+from hex_llm.models.abstract import abstract, bytes_per_device
 from hex_llm.models.arch import Arch, Kind
+from hex_llm.models.few_bits import Quantization, in_units
 from hex_llm.models.registry import family
-from hex_llm.models.weights import abstract, bytes_per_device
 from hex_llm.parallel.backend import backend
 from hex_llm.parallel.hosts import least_of_hosts
 from hex_llm.parallel.mesh import make_mesh
+from hex_llm.quantization.online import online
 from hex_llm.runner.buckets import SEPARATE, TOGETHER, Buckets
 from hex_llm.runner.cache_folder import use_cache
 from hex_llm.runner.compiler import Compiler, DoesNotFit
@@ -83,6 +87,11 @@ class Model:
     arch: Arch
     dtype: Any
     max_model_len: int
+    quantization: Quantization | None = None
+
+    def abstract(self, mesh: jax.sharding.Mesh) -> Any:
+        """Its weights, with shapes in place of arrays."""
+        return abstract(family(self.arch).weights, self.arch, mesh, self.dtype, self.quantization)
 
 
 def find_model(config: Config) -> Model:
@@ -99,8 +108,10 @@ def find_model(config: Config) -> Model:
     else:
         found, folder = read_config(source), source
     max_model_len = config.model_len(found.arch.max_position)
+    quantization = _quantization(config, found)
     arch = _with_windows(found.arch, config.sliding_window, max_model_len)
-    return Model(source.name, folder, arch, _dtype(config, found), max_model_len)
+    arch = in_units(arch, quantization, config.tensor_parallel_size)
+    return Model(source.name, folder, arch, _dtype(config, found), max_model_len, quantization)
 
 
 def _with_windows(arch: Arch, wanted: int | None, max_model_len: int) -> Arch:
@@ -152,11 +163,12 @@ def build_runner(
     own = None if devices is None else [each for number, each in enumerate(jax.devices()) if number in devices]
     mesh = make_mesh(config.tensor_parallel_size, own)
     logger.info(
-        "Loading %s: %s, %d layers, %s, on %s%s.",
+        "Loading %s: %s, %d layers, %s%s, on %s%s.",
         model.name,
         model.arch.architecture,
         model.arch.num_layers,
         model.dtype,
+        "" if model.quantization is None else f" with {model.quantization.name}",
         f"{mesh.size} x " if mesh.size > 1 else "",
         mesh.devices.flat[0].device_kind,
     )
@@ -218,8 +230,7 @@ def plan_memory(
     report: Report = _tell_nobody,
 ) -> Plan:
     """How many KV blocks there are, which is a part of every compiled shape, and what the memory goes to."""
-    weights = family(model.arch).weights
-    params = abstract(weights, model.arch, mesh, model.dtype)
+    params = model.abstract(mesh)
     lowered = config.cache_folder and config.cache_folder / "lowered"
 
     def compiler_for(num_pages: int) -> Compiler:
@@ -243,7 +254,7 @@ def plan_memory(
     one_page = compiler_for(1).programs
     check_attention(one_page, max(bucket.tokens for bucket in buckets.largest()))
     needs = Needs(
-        weights=bytes_per_device(weights, model.arch, mesh, model.dtype),
+        weights=bytes_per_device(params),
         state=_bytes((one_page.slots, one_page.history)),
         temporaries=0,
         block=_bytes(one_page.kv),
@@ -279,12 +290,24 @@ def _weights(
     config: Config, model: Model, mesh: jax.sharding.Mesh, report: Callable[[float], None]
 ) -> Callable[[], Any]:
     """What makes the weights. A checkpoint that does not fit the model is refused now, before anything is compiled."""
-    weights = family(model.arch).weights
+    weights, how = family(model.arch).weights, model.quantization
     if model.folder is None or config.load_format == "dummy":
-        return lambda: dummy(weights, model.arch, mesh, model.dtype, seed=config.seed)
+        return lambda: dummy(weights, model.arch, mesh, model.dtype, seed=config.seed, quantization=how)
     checkpoint = open_model(model.folder, family(model.arch))
-    check_checkpoint(weights, model.arch, checkpoint)
-    return lambda: load(weights, model.arch, checkpoint, mesh, model.dtype, check=config.check_weights, report=report)
+    check_checkpoint(weights, model.arch, checkpoint, how)
+    options: dict[str, Any] = {"quantization": how, "check": config.check_weights, "report": report}
+    return lambda: load(weights, model.arch, checkpoint, mesh, model.dtype, **options)
+
+
+def _quantization(config: Config, found: ModelConfig) -> Quantization | None:
+    if config.quantization is None:
+        return found.quantization
+    if found.quantization is not None:
+        raise ConfigError(
+            f"--quantization={config.quantization} is for weights of 16 or 32 bits, and the model's are in few bits"
+            f" already, as its config.json says: {found.quantization.name}. Leave the flag out."
+        )
+    return online(config.quantization)
 
 
 def _dtype(config: Config, found: ModelConfig) -> Any:
@@ -321,7 +344,7 @@ def make_buckets(config: Config, model: Model, mesh: jax.sharding.Mesh) -> Bucke
     step_tokens, _ = _step_tokens(config, model)
     mixed_seqs = config.max_decode_seqs if config.enable_chunked_prefill else config.prefill_seqs
     on_cpu = backend() == "cpu"
-    small = bytes_per_device(family(model.arch).weights, model.arch, mesh, model.dtype) < SMALL_MODEL
+    small = bytes_per_device(model.abstract(mesh)) < SMALL_MODEL
     return Buckets(
         decode_padding=min(config.decode_seqs_padding, config.max_decode_seqs),
         max_decodes=config.max_decode_seqs,

@@ -26,6 +26,7 @@ _server, _limit = (partial(flag, group) for group in _SERVER_GROUPS)
 _DEFAULT_SHARE = 0.9
 _ON_WITH_TOPOLOGY = ("enable_chunked_prefill", "enable_prefix_cache_hbm")
 DEFAULT_DECODE_PADDING = 8
+_FOUND = "what a checkpoint has in few bits is found by its config.json; leave the flag out."
 _NO_FLOAT16 = "its range is too small for models trained in bfloat16; use bfloat16 or float32."
 
 # Flags of Hex-LLM's first generation, as people may still have them in scripts.
@@ -48,7 +49,6 @@ VLLM = {
     "enable_auto_tool_choice": "calling tools does not exist yet.",
     "enforce_eager": "use --no-enable_jit, which is for debugging only, or --no-warmup.",
     "pipeline_parallel_size": "a model is not split by layers.",
-    "quantization": "quantized weights cannot be read yet.",
     "response_role": "answers are the assistant's.",
     "root_path": "there is no prefix to paths.",
     "speculative_config": "speculative decoding does not exist yet.",
@@ -87,6 +87,12 @@ class Config:
         "auto reads the model's safetensors files; dummy makes random weights on the device, for measurements.",
         synonyms={"safetensors": "auto"},
         refused={"pt": "weights are read from safetensors files only."},
+    )
+    quantization: Literal["int8", "fp8", "int4"] | None = _model(
+        None,
+        "Bring a model's weights to few bits while they are loaded. Weights that a checkpoint has in few bits are found"
+        " by its config.json, and need no flag.",
+        refused=dict.fromkeys(("awq", "gptq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "mxfp4"), _FOUND),
     )
     check_weights: Literal["sample", "full", "off"] = _model(
         "sample", "Look for NaN and infinity while loading weights from files: in some of each tensor, in all, or not."

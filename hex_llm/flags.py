@@ -131,7 +131,7 @@ def flags_of(cls: type) -> tuple[Flag, ...]:
 
 
 def _flag_of(field: dataclasses.Field, hint: Any) -> Flag:
-    optional = isinstance(hint, types.UnionType)
+    optional = types.NoneType in typing.get_args(hint)  # of a | b, or of the Union that a Literal makes of it
     if optional:
         (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
     choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hex_llm.model_fields import Fields
 from hex_llm.models.arch import Arch, Kind
-from hex_llm.models.fields import Fields
 from hex_llm.models.read import read_arch
 from hex_llm.models.registry import Family
 from hex_llm.models.weights import Part

@@ -33,13 +33,14 @@ text
 source launch
 peer
 catalog config command channel
-flags log model_files frames process topology
+flags log model_fields model_files frames process topology
 errors pytree seal
 """
 RANK = {name: rank for rank, line in enumerate(RANKS.split("\n")) for name in line.split()}
 NO_JAX = {
     "cli", "models_cli", "server", "completion", "engine", "text", "source", "catalog", "config", "flags", "log",
-    "model_files", "frames", "process", "command", "errors", "launch", "peer", "channel", "seal", "topology",
+    "model_fields", "model_files", "frames", "process", "command", "errors", "launch", "peer", "channel", "seal",
+    "topology",
 }  # fmt: skip
 
 # What can run code that came as data, and torch, which the package does without.

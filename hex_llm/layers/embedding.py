@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 from jax import Array
 
+from hex_llm.kernels.quant_matmul.weight import Matrix
 from hex_llm.layers.linear import linear_float32
 from hex_llm.parallel.manual import device_index, is_split, join_over_devices, num_devices, own_share, sum_over_devices
 
@@ -18,7 +19,7 @@ def embed(table: Array, tokens: Array, scale: float | None = None) -> Array:
     return x if scale is None else x * jnp.asarray(scale, x.dtype)
 
 
-def score(x: Array, head: Array, soft_cap: float | None = None) -> Array:
+def score(x: Array, head: Matrix, soft_cap: float | None = None) -> Array:
     """[R, D] x [V, D] -> [R, V] float32: where devices have a part of the vocabulary each, of that part."""
     logits = linear_float32(x, head)
     return logits if soft_cap is None else soft_cap * jnp.tanh(logits / soft_cap)

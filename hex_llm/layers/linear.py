@@ -1,5 +1,6 @@
-"""Multiplying rows by a weight that lies as it does in the checkpoint: [out, in]."""
+"""Multiplying rows by a weight [out, in]: as it lies in the checkpoint, or in few bits."""
 
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -8,20 +9,31 @@ from jax import Array
 
 from hex_llm.kernels.matmul import api
 from hex_llm.kernels.matmul.reference import total
+from hex_llm.kernels.quant_matmul import api as quant_api
+from hex_llm.kernels.quant_matmul.rows import Rows, Tokens
+from hex_llm.kernels.quant_matmul.weight import Matrix, Packed
 from hex_llm.parallel.backend import backend
-from hex_llm.parallel.manual import is_split, sum_over_devices
+from hex_llm.parallel.manual import is_split, join_over_devices, sum_over_devices
 
 
-def linear_parts(x: Array, weight: Array) -> Array:
+def kernels_of(weight: Matrix) -> ModuleType:
+    """Those of a chain (`takes`, `parts`, `gated_matmul`) that do such weights."""
+    return quant_api if isinstance(weight, Packed) else api
+
+
+def linear_parts(x: Tokens, weight: Matrix) -> Array:
     """[R, in] x [out, in] -> [n, R or more, out], to be added and rounded to the type of `x` by what comes next.
 
     Rows past R mean nothing. A bias is left to what comes next, too.
     """
-    return api.parts(x, weight) if api.takes(x, weight) else linear(x, weight)[None]
+    kernels = kernels_of(weight)
+    return kernels.parts(x, weight) if kernels.takes(x, weight) else linear(x, weight)[None]
 
 
-def linear_summed(x: Array, weight: Array, bias: Array | None = None) -> Array:
+def linear_summed(x: Array, weight: Matrix, bias: Array | None = None) -> Array:
     """As `linear_parts`, with the bias, where devices may each hold a share of `in`: their sum."""
+    if is_split() and isinstance(weight, Packed) and weight.order is not None:
+        x = join_over_devices(x, axis=1)  # a device's columns may be anybody's
     if bias is None:
         return summed(linear_parts(x, weight), x.dtype)
     if not is_split():
@@ -38,18 +50,20 @@ def summed(parts: Array, dtype: Any) -> Array:
     return sum_over_devices(total(parts).astype(dtype))[None]
 
 
-def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+def linear(x: Tokens, weight: Matrix, bias: Array | None = None) -> Array:
     """[R, in] x [out, in] -> [R, out] in the type of `x`, to which the sum, made in float32, is rounded."""
-    if backend() == "cpu":
+    if backend() == "cpu" or (isinstance(weight, Packed) and bias is not None):
         return linear_float32(x, weight, bias).astype(x.dtype)
     # Asked for float32 and then for less, a library's product would write out the float32 first.
     out = _product(x, weight, x.dtype)
     return out if bias is None else out + bias.astype(x.dtype)[None, :]
 
 
-def linear_float32(x: Array, weight: Array, bias: Array | None = None) -> Array:
+def linear_float32(x: Tokens, weight: Matrix, bias: Array | None = None) -> Array:
     """As `linear`, but left in float32: for logits, which sampling compares."""
-    if api.takes(x, weight):
+    if isinstance(weight, Packed) or isinstance(x, Rows):
+        out = _product(x, weight, jnp.float32)
+    elif api.takes(x, weight):
         out = jnp.sum(api.parts(x, weight, dtype=jnp.dtype(jnp.float32)), axis=0)[: x.shape[0]]
     elif x.shape[0] == 1 and weight.dtype.itemsize < 4 and backend() == "cpu":
         # As a product, XLA's CPU backend would write out a float32 copy of the weight first: 85 ms where this sum,
@@ -60,5 +74,8 @@ def linear_float32(x: Array, weight: Array, bias: Array | None = None) -> Array:
     return out if bias is None else out + bias.astype(jnp.float32)[None, :]
 
 
-def _product(x: Array, weight: Array, dtype: Any) -> Array:
+def _product(x: Tokens, weight: Matrix, dtype: Any) -> Array:
+    if isinstance(weight, Packed):
+        return quant_api.matmul(x, weight, dtype=jnp.dtype(dtype))
+    assert not isinstance(x, Rows), "tokens in 8 bits are for weights in 8 bits"
     return jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=dtype)

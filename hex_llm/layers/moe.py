@@ -9,6 +9,7 @@ from jax import Array
 
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.grouped_matmul import api
+from hex_llm.kernels.quant_matmul.weight import Matrix
 from hex_llm.layers.linear import linear_float32
 
 
@@ -16,20 +17,20 @@ class HasExperts(Protocol):
     """What holds the weights of a layer's experts."""
 
     @property
-    def gate_up(self) -> Array: ...
+    def gate_up(self) -> Matrix: ...
 
     @property
     def gate_up_bias(self) -> Array | None: ...
 
     @property
-    def down(self) -> Array: ...
+    def down(self) -> Matrix: ...
 
     @property
     def down_bias(self) -> Array | None: ...
 
 
 def route_softmax(
-    x: Array, router: Array, k: int, *, real: Array, renormalised: bool, bias: Array | None = None
+    x: Array, router: Matrix, k: int, *, real: Array, renormalised: bool, bias: Array | None = None
 ) -> tuple[Array, Array]:
     """[T or more, D] -> the k likeliest experts of each token, [T, k] int32, and their probabilities, [T, k] float32.
 

@@ -9,13 +9,14 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from hex_llm.errors import CheckpointError
 from hex_llm.model_files import decode_json, impostor, read_json
+from hex_llm.quantization.method import Tensor
 
 _INDEX = "model.safetensors.index.json"
 _LONGEST_HEADER = 100_000_000
@@ -37,20 +38,6 @@ _DTYPES: dict[str, np.dtype] = {
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
 }
-
-
-class Tensor(Protocol):
-    """A tensor of which parts can be had."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def path(self) -> Path: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> np.dtype: ...
-    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray: ...
 
 
 @dataclass(frozen=True, slots=True)

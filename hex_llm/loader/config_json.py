@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hex_llm.model_fields import Fields
 from hex_llm.model_files import read_json
 from hex_llm.models.arch import Arch
-from hex_llm.models.fields import Fields
 from hex_llm.models.registry import FAMILIES
+from hex_llm.quantization.method import Method
+from hex_llm.quantization.read import quantization_fields, read_method
 
 _DTYPES = ("bfloat16", "float16", "float32")
 
@@ -17,24 +19,23 @@ _DTYPES = ("bfloat16", "float16", "float32")
 class ModelConfig:
     arch: Arch
     dtype: str | None  # what the weights were saved in, where the file says so
+    quantization: Method | None = None  # how those in few bits are kept
 
 
 def read_config(folder: Path) -> ModelConfig:
     """The model that the folder's config.json describes."""
     path = folder / "config.json"
-    return parse_config(read_json(path), str(path))
+    return parse_config(read_json(path), str(path), folder)
 
 
-def parse_config(values: Mapping[str, Any], source: str) -> ModelConfig:
-    """The model that a config describes; `source` names it in messages."""
+def parse_config(values: Mapping[str, Any], source: str, folder: Path | None = None) -> ModelConfig:
+    """The model that a config describes; `source` names it in messages. Of old models, the folder has more of it."""
     fields = Fields(source, values)
     architecture = _architecture(fields)
     family = FAMILIES[architecture]
-    if (quantization := fields.section("quantization_config")) is not None:
-        method = quantization.text("quant_method", "unknown")
-        if method not in family.widened_formats:
-            raise fields.refuse("quantization_config", f"says {method!r}, and this version serves no such weights")
-    return ModelConfig(family.read_arch(fields), _dtype(fields))
+    section = quantization_fields(fields, folder)
+    method = None if section is None else read_method(section)
+    return ModelConfig(family.read_arch(fields), _dtype(fields), method)
 
 
 def _architecture(fields: Fields) -> str:

@@ -22,6 +22,7 @@ class Arch:
     vocab_size: int
     embed_size: int
     mlp_size: int  # of each expert, where there are experts
+    mlp_unit: int = 1  # what a device has of it is a multiple of so many
     num_heads: int
     num_kv_heads: int
     head_dim: int

@@ -14,6 +14,7 @@ from hex_llm.layers.norm import Stream, value
 from hex_llm.layers.rope import rope_tables
 from hex_llm.models.arch import Arch
 from hex_llm.models.registry import family
+from hex_llm.models.weights import Matrix
 
 
 class Model(Protocol):
@@ -26,7 +27,7 @@ class Model(Protocol):
     @property
     def norm(self) -> Array: ...
     @property
-    def head(self) -> Array | None: ...
+    def head(self) -> Matrix | None: ...
 
 
 def forward(model: Model, arch: Arch, kv: tuple[Pages, ...], batch: Batch) -> tuple[Array, tuple[Pages, ...]]:

@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
+from hex_llm.model_fields import Fields
 from hex_llm.models.arch import Arch
-from hex_llm.models.fields import Fields
 from hex_llm.models.read import read_arch
 
 # The first is meant whatever the file says: the others are what early files called it.

@@ -2,9 +2,9 @@
 
 from hex_llm.kernels.window import Window
 from hex_llm.layers.rope import Rope
+from hex_llm.model_fields import Fields
 from hex_llm.models import llama
 from hex_llm.models.arch import Arch, Kind
-from hex_llm.models.fields import Fields
 from hex_llm.models.gemma import read_gemma_like
 from hex_llm.models.read import Kinds, read_layer_types
 from hex_llm.models.weights import Weight, norm, repeated

@@ -2,8 +2,8 @@
 five of six, have a rope of their own."""
 
 from hex_llm.layers.rope import Rope
+from hex_llm.model_fields import Fields
 from hex_llm.models.arch import Arch
-from hex_llm.models.fields import Fields
 from hex_llm.models.gemma import read_gemma_like
 from hex_llm.models.gemma2 import every_other
 from hex_llm.models.read import language_model

@@ -1,12 +1,12 @@
 """gpt-oss: experts with biases and a clamped gate, and heads that may look at nothing instead of at a token."""
 
+from hex_llm.model_fields import Fields
 from hex_llm.models import llama, mixtral
 from hex_llm.models.arch import Arch
-from hex_llm.models.fields import Fields
 from hex_llm.models.gemma2 import every_other
 from hex_llm.models.read import read_arch
 from hex_llm.models.rope_fields import read_rope
-from hex_llm.models.weights import Part, Weight, nested, repeated, tensor, weight
+from hex_llm.models.weights import Matrix, Part, Weight, nested, repeated, tensor, weight
 from hex_llm.pytree import pytree
 
 _THETA = 150000.0
@@ -20,16 +20,16 @@ class Attention(llama.Attention):
 
 @pytree
 class Moe(mixtral.Moe):
-    router: Weight = tensor("router.weight", "expert embed")
+    router: Matrix = tensor("router.weight", "expert embed")
     router_bias: Weight = tensor("router.bias", "expert")
-    gate_up: Weight = weight(
+    gate_up: Matrix = weight(
         Part("experts.gate_up_proj", mixtral.GATE_UP_ROWS, ("embed",), transposed=True, alternating=True),
         stack="joined",
     )
     gate_up_bias: Weight = weight(
         Part("experts.gate_up_proj_bias", mixtral.GATE_UP_ROWS, alternating=True), stack="joined"
     )
-    down: Weight = weight(Part("experts.down_proj", ("embed",), ("mlp",), transposed=True), stack="joined")
+    down: Matrix = weight(Part("experts.down_proj", ("embed",), ("mlp",), transposed=True), stack="joined")
     down_bias: Weight = weight(Part("experts.down_proj_bias", ("embed",)), stack="joined")
 
 

@@ -8,14 +8,15 @@ from jax import Array
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention.api import attend
 from hex_llm.kernels.paged_attention.pages import Pages
+from hex_llm.kernels.quant_matmul.rows import Tokens
 from hex_llm.kernels.rope_write.api import rope_write
 from hex_llm.layers.linear import linear_parts, linear_summed
 from hex_llm.layers.mlp import gated_mlp
 from hex_llm.layers.norm import Stream, add_rms_norm
+from hex_llm.model_fields import Fields
 from hex_llm.models.arch import Arch, Kind
-from hex_llm.models.fields import Fields
 from hex_llm.models.read import read_arch
-from hex_llm.models.weights import Weight, fused, nested, norm, repeated, tensor
+from hex_llm.models.weights import Matrix, Weight, fused, nested, norm, repeated, tensor
 from hex_llm.pytree import pytree
 
 QKV_ROWS = ("heads", "kv_heads", "kv_heads")
@@ -45,11 +46,11 @@ def _untied(arch: Arch) -> bool:
 
 @pytree
 class Attention:
-    qkv: Weight = fused(("q_proj.weight", "k_proj.weight", "v_proj.weight"), QKV_ROWS, "embed")
+    qkv: Matrix = fused(("q_proj.weight", "k_proj.weight", "v_proj.weight"), QKV_ROWS, "embed")
     qkv_bias: Weight | None = fused(("q_proj.bias", "k_proj.bias", "v_proj.bias"), QKV_ROWS, when=_qkv_bias)
     q_norm: Weight | None = norm("q_norm.weight", "head", when=_head_norm)
     k_norm: Weight | None = norm("k_norm.weight", "head", when=_head_norm)
-    o: Weight = tensor("o_proj.weight", "embed heads")
+    o: Matrix = tensor("o_proj.weight", "embed heads")
     o_bias: Weight | None = tensor("o_proj.bias", "embed", when=_o_bias)
 
     sinks = None  # for those whose queries may look at nothing, see gpt_oss
@@ -57,10 +58,15 @@ class Attention:
 
 @pytree
 class Mlp:
-    gate_up: Weight = fused(("gate_proj.weight", "up_proj.weight"), ("mlp", "mlp"), "embed")
+    gate_up: Matrix = fused(("gate_proj.weight", "up_proj.weight"), ("mlp", "mlp"), "embed")
     gate_up_bias: Weight | None = fused(("gate_proj.bias", "up_proj.bias"), ("mlp", "mlp"), when=_mlp_bias)
-    down: Weight = tensor("down_proj.weight", "embed mlp")
+    down: Matrix = tensor("down_proj.weight", "embed mlp")
     down_bias: Weight | None = tensor("down_proj.bias", "embed", when=_mlp_bias)
+
+    @property
+    def first(self) -> Matrix | None:
+        """The weight that alone multiplies the tokens as they come; None: others want them, too."""
+        return self.gate_up
 
 
 @pytree
@@ -78,11 +84,11 @@ class Llama:
     embed: Weight = tensor("model.embed_tokens.weight", "vocab embed")
     layers: tuple[Layer, ...] = repeated(Layer, "model.layers.{}.")
     norm: Weight = norm("model.norm.weight")
-    head: Weight | None = tensor("lm_head.weight", "vocab embed", when=_untied)
+    head: Matrix | None = tensor("lm_head.weight", "vocab embed", when=_untied)
 
 
 def attention(
-    x: Array, pages: Pages, weights: Attention, arch: Arch, kind: Kind, rope: Tables, batch: Batch
+    x: Tokens, pages: Pages, weights: Attention, arch: Arch, kind: Kind, rope: Tables, batch: Batch
 ) -> tuple[Array, Pages]:
     """[T, D] -> [n, T, D], to be added; the tokens' keys and values are written to the pages."""
     norms = None if weights.q_norm is None or weights.k_norm is None else (weights.q_norm, weights.k_norm)
@@ -101,7 +107,7 @@ def attention(
     return linear_summed(out.reshape(out.shape[0], -1), weights.o, weights.o_bias), pages
 
 
-def dense(x: Array, weights: Mlp, arch: Arch, batch: Batch) -> Array:
+def dense(x: Tokens, weights: Mlp, arch: Arch, batch: Batch) -> Array:
     """[T or more, D] -> [n, T or more, D], to be added; rows past T mean nothing."""
     return gated_mlp(
         x, weights.gate_up, weights.down, weights.gate_up_bias, weights.down_bias, activation=arch.activation
@@ -121,9 +127,10 @@ def layer(
     feed_forward: Callable[..., Array] = dense,
 ) -> tuple[Stream, Pages]:
     """The stream of tokens and the layer's pages, before and after."""
-    x, h = add_rms_norm(stream, weights.attention_norm, arch.rms)
+    x, h = add_rms_norm(stream, weights.attention_norm, arch.rms, behind=weights.attention.qkv)
     parts, pages = attention(h, pages, weights.attention, arch, kind, rope, batch)
-    x, h = add_rms_norm(Stream(x, parts, weights.after_attention), weights.mlp_norm, arch.rms)
+    stream = Stream(x, parts, weights.after_attention)
+    x, h = add_rms_norm(stream, weights.mlp_norm, arch.rms, behind=weights.mlp.first)
     return Stream(x, feed_forward(h, weights.mlp, arch, batch), weights.after_mlp), pages
 
 

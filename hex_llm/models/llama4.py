@@ -19,11 +19,11 @@ from hex_llm.layers.linear import linear_float32, linear_parts, linear_summed, s
 from hex_llm.layers.mlp import gated_hidden
 from hex_llm.layers.moe import experts_mlp, join_padding
 from hex_llm.layers.rope import Rope
+from hex_llm.model_fields import Fields
 from hex_llm.models import llama, mixtral
 from hex_llm.models.arch import Arch, Kind
-from hex_llm.models.fields import Fields
 from hex_llm.models.read import language_model, read_arch, read_layer_types, read_rotated
-from hex_llm.models.weights import Part, Weight, nested, repeated, tensor, weight
+from hex_llm.models.weights import Matrix, Part, Weight, nested, repeated, tensor, weight
 from hex_llm.pytree import pytree
 
 
@@ -37,20 +37,21 @@ def _qkv_parts(name: str, columns: tuple[str, ...] = ()) -> tuple[Part, ...]:
 
 @pytree
 class Attention(llama.Attention):
-    qkv: Weight = weight(*_qkv_parts("weight", ("embed",)))
+    qkv: Matrix = weight(*_qkv_parts("weight", ("embed",)))
     qkv_bias: Weight | None = weight(*_qkv_parts("bias"), when=lambda arch: arch.qkv_bias)
 
 
 @pytree
 class Moe:
-    router: Weight = tensor("router.weight", "expert embed")
-    gate_up: Weight = weight(
+    router: Matrix = tensor("router.weight", "expert embed")
+    gate_up: Matrix = weight(
         Part("experts.gate_up_proj", mixtral.GATE_UP_ROWS, ("embed",), transposed=True), stack="joined"
     )
-    down: Weight = weight(Part("experts.down_proj", ("embed",), ("mlp",), transposed=True), stack="joined")
+    down: Matrix = weight(Part("experts.down_proj", ("embed",), ("mlp",), transposed=True), stack="joined")
     shared: llama.Mlp = nested(llama.Mlp, "shared_expert.")
 
     gate_up_bias = down_bias = None
+    first = None  # the router reads the tokens as well
 
 
 @pytree

@@ -1,7 +1,7 @@
 """Mistral 7B, Nemo and Small: a Llama whose tokens may see only so many before them."""
 
+from hex_llm.model_fields import Fields
 from hex_llm.models.arch import Arch
-from hex_llm.models.fields import Fields
 from hex_llm.models.read import read_arch, windowed
 
 _WINDOW = 4096  # where the file has no such field

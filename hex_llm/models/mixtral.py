@@ -10,11 +10,11 @@ from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.matmul.reference import total
 from hex_llm.layers.linear import summed
 from hex_llm.layers.moe import experts_bias, experts_mlp, route_softmax
+from hex_llm.model_fields import Fields
 from hex_llm.models import llama
 from hex_llm.models.arch import Arch
-from hex_llm.models.fields import Fields
 from hex_llm.models.read import read_arch, windowed
-from hex_llm.models.weights import Weight, fused, nested, repeated, tensor
+from hex_llm.models.weights import Matrix, fused, nested, repeated, tensor
 from hex_llm.pytree import pytree
 
 GATE_UP_ROWS = ("mlp", "mlp")
@@ -23,11 +23,12 @@ _MOST_EXPERTS = 4096  # a bound, so that a damaged config is refused rather than
 
 @pytree
 class Moe:
-    router: Weight = tensor("gate.weight", "expert embed")
-    gate_up: Weight = fused(("experts.{}.w1.weight", "experts.{}.w3.weight"), GATE_UP_ROWS, "embed", stack="tensors")
-    down: Weight = fused(("experts.{}.w2.weight",), ("embed",), "mlp", stack="tensors")
+    router: Matrix = tensor("gate.weight", "expert embed")
+    gate_up: Matrix = fused(("experts.{}.w1.weight", "experts.{}.w3.weight"), GATE_UP_ROWS, "embed", stack="tensors")
+    down: Matrix = fused(("experts.{}.w2.weight",), ("embed",), "mlp", stack="tensors")
 
     router_bias = gate_up_bias = down_bias = None
+    first = None  # the router reads the tokens as well
 
 
 @pytree

@@ -1,21 +1,21 @@
 """Phi-3 and Phi-4: a Llama whose checkpoint has queries, keys and values in one tensor, gate and up in another."""
 
+from hex_llm.model_fields import Fields
 from hex_llm.models import llama
 from hex_llm.models.arch import Arch
-from hex_llm.models.fields import Fields
 from hex_llm.models.read import read_arch, windowed
-from hex_llm.models.weights import Part, Weight, nested, repeated, weight
+from hex_llm.models.weights import Matrix, Part, nested, repeated, weight
 from hex_llm.pytree import pytree
 
 
 @pytree
 class Attention(llama.Attention):
-    qkv: Weight = weight(Part("qkv_proj.weight", llama.QKV_ROWS, ("embed",)))
+    qkv: Matrix = weight(Part("qkv_proj.weight", llama.QKV_ROWS, ("embed",)))
 
 
 @pytree
 class Mlp(llama.Mlp):
-    gate_up: Weight = weight(Part("gate_up_proj.weight", ("mlp", "mlp"), ("embed",)))
+    gate_up: Matrix = weight(Part("gate_up_proj.weight", ("mlp", "mlp"), ("embed",)))
 
 
 @pytree

@@ -1,8 +1,8 @@
 """Qwen2 and Qwen2.5: a Llama with a bias on queries, keys and values."""
 
 from hex_llm.kernels.window import Window
+from hex_llm.model_fields import Fields
 from hex_llm.models.arch import Arch, Kind
-from hex_llm.models.fields import Fields
 from hex_llm.models.read import Kinds, read_arch, read_layer_types
 
 _WINDOW, _FULL_LAYERS = 4096, 28  # where the file has no such field

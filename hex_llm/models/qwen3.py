@@ -1,7 +1,7 @@
 """Qwen3: a Llama whose heads of queries and keys are normalised."""
 
+from hex_llm.model_fields import Fields
 from hex_llm.models.arch import Arch
-from hex_llm.models.fields import Fields
 from hex_llm.models.qwen2 import later_layers_windowed
 from hex_llm.models.read import read_arch
 

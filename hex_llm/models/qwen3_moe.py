@@ -1,10 +1,10 @@
 """Qwen3 with experts: its heads, and Mixtral's way with experts."""
 
+from hex_llm.model_fields import Fields
 from hex_llm.models import llama, mixtral
 from hex_llm.models.arch import Arch
-from hex_llm.models.fields import Fields
 from hex_llm.models.read import read_arch, windowed
-from hex_llm.models.weights import Weight, fused, nested, repeated
+from hex_llm.models.weights import Matrix, fused, nested, repeated
 from hex_llm.pytree import pytree
 
 _GATE_UP = ("experts.{}.gate_proj.weight", "experts.{}.up_proj.weight")
@@ -12,8 +12,8 @@ _GATE_UP = ("experts.{}.gate_proj.weight", "experts.{}.up_proj.weight")
 
 @pytree
 class Moe(mixtral.Moe):
-    gate_up: Weight = fused(_GATE_UP, mixtral.GATE_UP_ROWS, "embed", stack="tensors")
-    down: Weight = fused(("experts.{}.down_proj.weight",), ("embed",), "mlp", stack="tensors")
+    gate_up: Matrix = fused(_GATE_UP, mixtral.GATE_UP_ROWS, "embed", stack="tensors")
+    down: Matrix = fused(("experts.{}.down_proj.weight",), ("embed",), "mlp", stack="tensors")
 
 
 @pytree

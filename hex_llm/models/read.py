@@ -6,8 +6,8 @@ from typing import Any
 from hex_llm.kernels.rms import Rms
 from hex_llm.kernels.window import Window
 from hex_llm.layers.rope import Rope, YarnScaling
+from hex_llm.model_fields import LARGEST, Fields
 from hex_llm.models.arch import Arch, Kind
-from hex_llm.models.fields import LARGEST, Fields
 from hex_llm.models.rope_fields import read_rope
 
 # Bounds, so that a damaged config is refused rather than unrolled or found too large for any memory.

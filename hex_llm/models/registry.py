@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hex_llm.model_fields import Fields
 from hex_llm.models import llama, llama4, mixtral
 from hex_llm.models.arch import Arch
-from hex_llm.models.fields import Fields
 from hex_llm.models.gemma import read_gemma
 from hex_llm.models.gemma2 import Gemma2, read_gemma2
 from hex_llm.models.gemma3 import read_gemma3, read_gemma3_multimodal
@@ -27,7 +27,6 @@ class Family:
     weights: type[Any] = llama.Llama
     layer: Callable[..., Any] = llama.layer
     multimodal: bool = False  # the checkpoint also has a vision tower
-    widened_formats: tuple[str, ...] = ()  # quantized checkpoints that are widened while they are read
 
 
 FAMILIES: dict[str, Family] = {
@@ -47,7 +46,7 @@ FAMILIES: dict[str, Family] = {
     "Llama4ForConditionalGeneration": Family(
         llama4.read_llama4_multimodal, llama4.Llama4, llama4.layer, multimodal=True
     ),
-    "GptOssForCausalLM": Family(read_gpt_oss, GptOss, mixtral.layer, widened_formats=("mxfp4",)),
+    "GptOssForCausalLM": Family(read_gpt_oss, GptOss, mixtral.layer),
 }
 
 

@@ -3,7 +3,7 @@
 import math
 
 from hex_llm.layers.rope import LinearScaling, Llama3Scaling, LongScaling, Rope, Scaling, YarnScaling
-from hex_llm.models.fields import Fields
+from hex_llm.model_fields import Fields
 
 _TYPES = "default, linear, llama3, yarn and longrope"
 

@@ -2,8 +2,8 @@
 
 from hex_llm.kernels.window import Window
 from hex_llm.layers.rope import Rope
+from hex_llm.model_fields import Fields
 from hex_llm.models.arch import Arch, Kind
-from hex_llm.models.fields import Fields
 from hex_llm.models.read import read_arch, read_layer_types, read_rotated
 
 

@@ -53,7 +53,10 @@ class Split:
             case "sinks":
                 return self.heads
         size = self.arch.sizes[dim]
-        return size if RULES[dim] is None else -(-size // self.num_devices)
+        if RULES[dim] is None:
+            return size
+        unit = self.arch.mlp_unit if dim == "mlp" else 1
+        return -(-size // (self.num_devices * unit)) * unit
 
     def size(self, dim: str) -> int:
         """That of all shares together."""

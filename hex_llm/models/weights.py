@@ -2,27 +2,31 @@
 
     @pytree
     class Mlp:
-        gate_up: Weight = fused(("gate_proj.weight", "up_proj.weight"), ("mlp", "mlp"), "embed")
-        down: Weight = tensor("down_proj.weight", "embed mlp")
+        gate_up: Matrix = fused(("gate_proj.weight", "up_proj.weight"), ("mlp", "mlp"), "embed")
+        down: Matrix = tensor("down_proj.weight", "embed mlp")
 
 The field is everything there is to say about a weight: its name in the code, its name in the checkpoint, and its
 dimensions. Shape, sharding, dummy values and the strict load follow from the names of the dimensions.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
-import jax
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
+from hex_llm.kernels.quant_matmul.weight import Matrix
 from hex_llm.models.arch import Arch
 from hex_llm.models.split import Split
 from hex_llm.parallel.sharding import RULES, sharding
 
-type Weight = Array
+__all__ = [
+    "Matrix", "Part", "Weight", "WeightSpec", "build", "fused", "nested", "norm", "repeated", "specs", "tensor",
+    "tensors", "weight",
+]  # fmt: skip
+
+type Weight = Array  # one that is multiplied with rows is a `Matrix`
 type Condition = Callable[[Arch], bool]
 
 # How the experts of a weight lie in the checkpoint: a tensor for each, with `{}` in its name for the number, or all in
@@ -165,19 +169,3 @@ def specs(cls: type, arch: Arch) -> list[WeightSpec]:
 def tensors(cls: type, arch: Arch) -> dict[str, tuple[int, ...]]:
     """Every tensor that the model's checkpoint has, and its shape."""
     return {name: shape for spec in specs(cls, arch) for name, shape in spec.tensors(arch).items()}
-
-
-def abstract[T](cls: type[T], arch: Arch, mesh: Mesh, dtype: Any) -> T:
-    """The model with shapes in place of arrays, to compile for before anything is loaded."""
-    split = Split.over(arch, mesh)
-    return build(
-        cls,
-        arch,
-        lambda spec: jax.ShapeDtypeStruct(spec.shape(split), dtype, sharding=spec.sharding(mesh)),
-    )
-
-
-def bytes_per_device(cls: type, arch: Arch, mesh: Mesh, dtype: Any) -> int:
-    """How much of each device's memory the weights will take."""
-    leaves = jax.tree.leaves(abstract(cls, arch, mesh, dtype))
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)

@@ -1,6 +1,7 @@
 """The experts of a layer: every implementation against the reference; the GPU's in a simulator that looks for races."""
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +10,14 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels import hopper
-from hex_llm.kernels.grouped_matmul import api, gpu, gpu_few, gpu_many, reference, xla
+from hex_llm.kernels.grouped_matmul import api, gpu, gpu_few, gpu_few_plan, gpu_left, gpu_many, reference, xla
 from hex_llm.kernels.grouped_matmul.groups import group_rows, most_tiles
+from hex_llm.kernels.quant_matmul import layouts
+from hex_llm.kernels.quant_matmul.reference import dequantize
+from hex_llm.kernels.quant_matmul.weight import Codes
 from tests.kernels.simulator import simulation
 from tests.kernels.test_copy_alignment import alignment_of
+from tests.kernels.test_quant_matmul import CODINGS, codes
 
 # (E, k, D, F)
 SERVED = {
@@ -58,14 +63,14 @@ def inputs(tokens, k, num_experts, width, size, *, bias=False, among=None, dtype
     )
 
 
-def assert_close(parts, arrays, activation="silu"):
-    """Within what rounding the hidden numbers and the result to bfloat16 does, or float32."""
+def assert_close(parts, arrays, activation="silu", steps=5):
+    """Within what rounding the hidden numbers and the result to bfloat16 does, or float32; weights are more steps."""
     tokens = arrays[4].shape[0]
     want = reference.experts(*arrays, activation=activation)
     got = jnp.sum(parts.astype(jnp.float32), axis=0)[:tokens]
     step = 2**-8 if arrays[0].dtype == jnp.bfloat16 else 1e-6
     scale = float(jnp.sqrt(jnp.mean(want * want)))
-    np.testing.assert_allclose(got, want, rtol=2 * step, atol=5 * step * scale)
+    np.testing.assert_allclose(got, want, rtol=2 * step, atol=steps * step * scale)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -85,6 +90,72 @@ def test_xla_does_what_the_reference_says(tokens, k, num_experts, bias, among, a
     assert out.shape == (1, tokens, 24)
     assert out.dtype == dtype
     assert_close(out, arrays, activation)
+
+
+WHOLE_TOKENS = [coding for coding in CODINGS if coding != "fp8"]  # the others' tokens are in 8 bits, too
+
+
+def few_bits(coding, tokens, *, bias=False, dtype=jnp.float32, input_scale=None):
+    """What `inputs` has, with the weights of 4 experts, [192, 128] and [128, 96], in codes of numbers of about 0.1."""
+    group = None if coding in ("int8", "fp8") else 32
+    x, _, gate_up_bias, _, chosen, share = inputs(tokens, 2, 4, 128, 96, bias=bias, dtype=dtype)
+    first, second = (
+        codes(coding, *shape, group=group, zero=coding == "int4", input_scale=input_scale)
+        for shape in ((4, 192, 128), (4, 128, 96))
+    )
+    first, second = (replace(weight, scale=weight.scale / 10) for weight in (first, second))
+    return x, first, gate_up_bias, second, chosen, share
+
+
+def packed(arrays):
+    return [layouts.pack(each) if isinstance(each, Codes) else each for each in arrays]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("tokens", [1, 11])
+@pytest.mark.parametrize("coding", WHOLE_TOKENS)
+def test_xla_does_what_the_reference_says_with_weights_in_few_bits(coding, tokens, dtype):
+    arrays = few_bits(coding, tokens, bias=tokens > 1, dtype=dtype)
+    out = jax.jit(api.experts, static_argnames="activation")(*packed(arrays), activation="silu")
+    assert out.shape == (1, tokens, 128)
+    assert out.dtype == dtype
+    assert_close(out, arrays, steps=8)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(jnp.float32, 0.01), (jnp.bfloat16, 0.02)])
+@pytest.mark.parametrize(("tokens", "input_scale"), [(1, None), (11, 0.01)])
+def test_xla_brings_tokens_to_8_bits_where_weights_are_fp8(tokens, input_scale, dtype, limit):
+    """A hidden number that has been summed in another order may be rounded to the next one, and there are few."""
+    arrays = few_bits("fp8", tokens, dtype=dtype, input_scale=input_scale)
+    out = jax.jit(api.experts, static_argnames="activation")(*packed(arrays), activation="silu")[0]
+    want = reference.experts(*arrays, activation="silu")
+    x, first, bias, second, *routing = arrays
+    unrounded = reference.experts(x, dequantize(first), bias, dequantize(second), *routing, activation="silu")
+
+    def distance(result):
+        return float(jnp.sqrt(jnp.mean((result.astype(jnp.float32) - want) ** 2) / jnp.mean(want**2)))
+
+    assert distance(out) < limit < distance(unrounded)
+
+
+@pytest.mark.parametrize("coding", WHOLE_TOKENS)
+def test_the_reference_multiplies_by_the_numbers_that_codes_stand_for(coding):
+    x, first, bias, second, *routing = few_bits(coding, 5, bias=True)
+    got = reference.experts(x, first, bias, second, *routing, activation="gelu")
+    want = reference.experts(x, dequantize(first), bias, dequantize(second), *routing, activation="gelu")
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_neither_experts_nor_their_numbers_are_copied_on_a_cpu():
+    first, second = (
+        jax.eval_shape(layouts.pack, jax.eval_shape(lambda shape=shape: codes("int4", *shape, group=128, zero=True)))
+        for shape in ((4, 8192, 2048), (4, 2048, 4096))
+    )
+    x, chosen = jax.ShapeDtypeStruct((1, 2048), jnp.bfloat16), jax.ShapeDtypeStruct((1, 2), jnp.int32)
+    share = jax.ShapeDtypeStruct((1, 2), jnp.float32)
+    run = jax.jit(functools.partial(xla.experts, activation="silu"))
+    program = run.lower(x, first, None, second, chosen, share).compile()
+    assert program.memory_analysis().temp_size_in_bytes < 6 << 20  # 8 MiB of codes, 32 of numbers in bfloat16
 
 
 @pytest.mark.usefixtures("simulator")
@@ -235,11 +306,12 @@ def test_rows_are_grouped_by_expert_in_whole_tiles(tokens, k, num_experts, tile)
 @pytest.mark.parametrize("tokens", [1, 8, 64, 128])
 def test_plans_for_few_tokens_cover_the_served_models(name, tokens):
     _, _, width, size = SERVED[name]
-    first, second = gpu_few.gate_up_plan(tokens, size, width), gpu_few.down_plan(tokens, size, width)
+    first, second = gpu_few_plan.gate_up_plan(tokens, size, width), gpu_few_plan.down_plan(tokens, size, width)
     assert size % (first.rows // 2) == width % first.depth == 0
     assert width % second.rows == size % (second.depth * second.splits) == 0
-    for plan in (first, second):
-        assert gpu_few.ring_slots(tokens, plan) >= 3
+    for plan, weights in ((first, 2), (second, 1)):
+        left = gpu_left.Plain(weights, plan.rows // weights, plan.depth, jnp.bfloat16)
+        assert gpu_few_plan.ring_slots(tokens, plan, left) >= 3
     assert width // second.rows * second.splits >= 0.6 * hopper.SMS
 
 

@@ -15,9 +15,10 @@ import numpy as np
 
 from hex_llm.loader.checkpoint import LazyTensor, open_checkpoint
 from hex_llm.loader.config_json import read_config
-from hex_llm.loader.weights import dummy, load
+from hex_llm.loader.dummy import dummy
+from hex_llm.loader.weights import load
+from hex_llm.models.abstract import abstract, bytes_per_device
 from hex_llm.models.llama import Llama
-from hex_llm.models.weights import bytes_per_device
 from hex_llm.parallel.mesh import make_mesh
 from tests.checkpoints import llama_config, random_tensors, write_llama
 
@@ -65,7 +66,7 @@ def main() -> None:
         }
         for name, part in expected.items():
             np.testing.assert_array_equal(own[name], part, name)
-        assert sum(array.nbytes for array in own.values()) == bytes_per_device(Llama, arch, mesh, jnp.float32)
+        assert sum(array.nbytes for array in own.values()) == bytes_per_device(abstract(Llama, arch, mesh, jnp.float32))
 
     made = dummy(Llama, arch, mesh, jnp.float32)
     shards = jax.tree.map(lambda array: array.sharding.shard_shape(array.shape), (model, made))

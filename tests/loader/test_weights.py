@@ -14,7 +14,9 @@ import pytest
 from hex_llm.errors import CheckpointError
 from hex_llm.loader.checkpoint import open_checkpoint
 from hex_llm.loader.config_json import parse_config
-from hex_llm.loader.weights import check_checkpoint, dummy, load
+from hex_llm.loader.contents import check_checkpoint
+from hex_llm.loader.dummy import dummy
+from hex_llm.loader.weights import load
 from hex_llm.models.llama import Llama
 from hex_llm.parallel.mesh import make_mesh
 from tests.checkpoints import llama_config, random_tensors, write_tensors

@@ -6,7 +6,7 @@ import numpy as np
 
 from hex_llm.kernels.window import Window
 from hex_llm.loader.config_json import parse_config
-from hex_llm.loader.weights import dummy
+from hex_llm.loader.dummy import dummy
 from hex_llm.models import decoder
 from hex_llm.models.llama import Llama
 from hex_llm.models.registry import family

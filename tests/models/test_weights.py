@@ -4,8 +4,9 @@ import pytest
 
 from hex_llm.errors import ConfigError
 from hex_llm.loader.config_json import parse_config
+from hex_llm.models.abstract import abstract, bytes_per_device
 from hex_llm.models.llama import Llama
-from hex_llm.models.weights import abstract, bytes_per_device, fused, tensors
+from hex_llm.models.weights import fused, tensors
 from hex_llm.parallel.mesh import make_mesh
 from tests.checkpoints import llama_config, llama_shapes
 
@@ -35,7 +36,7 @@ def test_bytes_of_llama_8b_are_known_without_loading_it():
         "num_key_value_heads": 8,
     }
     arch = parse_config(llama_config(**sizes), "config.json").arch
-    assert bytes_per_device(Llama, arch, make_mesh(), jnp.bfloat16) == 2 * 8_030_261_248
+    assert bytes_per_device(abstract(Llama, arch, make_mesh(), jnp.bfloat16)) == 2 * 8_030_261_248
 
 
 def test_the_abstract_model_is_shaped_like_the_real_one():

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh
 from hex_llm import build
 from hex_llm.engine.request import SamplingParams
 from hex_llm.models import decoder
-from hex_llm.models.weights import abstract
+from hex_llm.models.abstract import abstract
 from hex_llm.parallel.mesh import TENSOR
 from hex_llm.runner import lowering
 from hex_llm.runner.buckets import SEPARATE, Bucket

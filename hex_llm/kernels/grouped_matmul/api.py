@@ -1,17 +1,20 @@
 """The experts of a layer: which implementation, where."""
 
+from typing import Any
+
 from jax import Array
 
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.hopper import is_hopper
+from hex_llm.kernels.quant_matmul.weight import Matrix
 from hex_llm.parallel.backend import backend
 
 
 def experts(
     x: Array,
-    gate_up: Array,
+    gate_up: Matrix,
     gate_up_bias: Array | None,
-    down: Array,
+    down: Matrix,
     chosen: Array,
     share: Array,
     *,
@@ -22,7 +25,7 @@ def experts(
     return run(x, gate_up, gate_up_bias, down, chosen, share, activation=activation)
 
 
-def _implementation(x: Array, gate_up: Array, down: Array):
+def _implementation(x: Array, gate_up: Matrix, down: Matrix) -> Any:
     # Imported where it is used: Pallas takes a second, which a start on a CPU has better use for.
     if is_hopper():
         from hex_llm.kernels.grouped_matmul import gpu
@@ -30,10 +33,11 @@ def _implementation(x: Array, gate_up: Array, down: Array):
         if gpu.supports(x, gate_up, down):
             return gpu.experts
     if backend() == "tpu":
-        from hex_llm.kernels.grouped_matmul import tpu
+        from hex_llm.kernels.grouped_matmul import tpu, tpu_quant
 
-        if tpu.supports(x, gate_up, down):
-            return tpu.experts
+        for each in (tpu, tpu_quant):
+            if each.supports(x, gate_up, down):
+                return each.experts
     from hex_llm.kernels.grouped_matmul import xla
 
     return xla.experts

@@ -8,6 +8,9 @@ from jax import Array, lax
 
 from hex_llm.kernels.activation import Activation, gated
 from hex_llm.kernels.grouped_matmul.groups import combine, group_rows
+from hex_llm.kernels.quant_matmul import xla as quant_matmul
+from hex_llm.kernels.quant_matmul.layouts import as_plain
+from hex_llm.kernels.quant_matmul.weight import Matrix, Packed
 from hex_llm.parallel.backend import backend
 
 LARGEST_TILE = 128
@@ -15,27 +18,28 @@ LARGEST_TILE = 128
 
 def experts(
     x: Array,
-    gate_up: Array,
+    gate_up: Matrix,
     gate_up_bias: Array | None,
-    down: Array,
+    down: Matrix,
     chosen: Array,
     share: Array,
     *,
     activation: Activation,
 ) -> Array:
     """As `reference.experts`, but [1, T, D] in the type of `x`, to which each product is rounded."""
+    gate_up, down = as_plain(gate_up, x.shape[1]), as_plain(down, gate_up.shape[1] // 2)
     tile = _tile(chosen.shape[0], chosen.shape[1], gate_up.shape[0])
     groups = group_rows(chosen, gate_up.shape[0], tile)
 
     def one_tile(index: Array, out: Array) -> Array:
         expert, first = groups.expert[index], index * tile
         rows = x[lax.dynamic_slice_in_dim(groups.token, first, tile)]
-        both = _product(rows, lax.dynamic_index_in_dim(gate_up, expert, keepdims=False))
+        both = _product(rows, gate_up, expert)
         if gate_up_bias is not None:
             both += lax.dynamic_slice_in_dim(gate_up_bias, expert, 1).astype(jnp.float32)
         size = both.shape[1] // 2
         hidden = gated(activation, both[:, :size], both[:, size:]).astype(x.dtype)
-        result = _product(hidden, lax.dynamic_index_in_dim(down, expert, keepdims=False))
+        result = _product(hidden, down, expert)
         return lax.dynamic_update_slice_in_dim(out, result.astype(x.dtype), first, axis=0)
 
     out = jnp.zeros((groups.token.shape[0], x.shape[1]), x.dtype)
@@ -51,7 +55,10 @@ def _tile(tokens: int, k: int, num_experts: int) -> int:
     return tile
 
 
-def _product(rows: Array, weight: Array) -> Array:
+def _product(rows: Array, weights: Matrix, expert: Array) -> Array:
+    if isinstance(weights, Packed):
+        return quant_matmul.matmul(rows, weights, dtype=jnp.dtype(jnp.float32), expert=expert)
+    weight = lax.dynamic_index_in_dim(weights, expert, keepdims=False)
     if rows.shape[0] == 1 and weight.dtype.itemsize < 4 and backend() == "cpu":
         # As in `layers.linear`: a product would write out a float32 copy of the weight first.
         return jnp.sum(weight.astype(jnp.float32) * rows.astype(jnp.float32), axis=1)[None, :]

@@ -1,15 +1,22 @@
-"""The plain layout: codes in rows and columns as the weight has them, two of 4 bits in a byte."""
+"""The plain layout: codes in rows and columns as the weight has them, two of 4 bits in a byte.
+
+Those of fp8 are numbers of that type, but on a CPU they are bytes: to take a part of an array of such numbers, XLA's
+CPU backend first writes out all of them in 16 bits.
+"""
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from hex_llm.kernels.quant_matmul.weight import Codes, Packed, bits
+from hex_llm.parallel.backend import backend
 
 
 def pack(codes: Codes) -> Packed:
     data = codes.codes
     if bits(codes.coding) == 4:
         data = data[..., 0::2] | data[..., 1::2] << 4
+    elif codes.coding == "fp8" and backend() == "cpu":
+        data = lax.bitcast_convert_type(data, jnp.uint8)
     return Packed(
         data=data,
         scale=codes.scale,
@@ -34,7 +41,9 @@ def unpack(weight: Packed) -> Codes:
 
 
 def _codes(weight: Packed) -> Array:
-    if bits(weight.coding) == 8:
+    if weight.coding == "fp8":
+        return lax.bitcast_convert_type(weight.data, jnp.float8_e4m3fn)
+    if weight.coding == "int8":
         return weight.data
     both = jnp.stack([weight.data & 15, weight.data >> 4], axis=-1)
     return both.reshape(*weight.data.shape[:-1], -1)

@@ -1,13 +1,14 @@
 """A weight in few bits: what its numbers are, and how they lie.
 
 `Codes` says what the numbers are, one code for each: that is what formats of checkpoints are read into, whichever they
-are. `Packed` is a weight as a kernel takes it. `api.pack` makes one of the other, once, when a model is loaded.
+are. `Packed` is a weight as a kernel takes it. `layouts.pack` makes one of the other, once, when a model is loaded.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from hex_llm.pytree import pytree, static
 
@@ -15,11 +16,12 @@ from hex_llm.pytree import pytree, static
 # subtracted; the others of 4 bits are places in a table; fp8 are numbers already.
 type Coding = Literal["int8", "int4", "nf4", "fp4", "mxfp4", "fp8"]
 
-# How codes lie: in rows and columns, two of 4 bits in a byte, the first in its low half; or as `gpu_layout` says.
-type Layout = Literal["plain", "hopper"]
+# How codes lie: in rows and columns, two of 4 bits in a byte, the first in its low half; or as `gpu_layout` says, or
+# `tpu_layout`.
+type Layout = Literal["plain", "hopper", "tpu"]
 
 _MXFP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_FP4 = (0.0, 0.005208333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
+_FP4 = (0.0, 0.0625 / 12, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
 TABLES: dict[str, np.ndarray] = {
     "nf4": np.array(
         [
@@ -76,10 +78,28 @@ class Packed:
             case "hopper":
                 *experts, rows, columns, _, _ = self.data.shape
                 return *experts, rows * HOPPER_ROWS, columns * HOPPER_COLUMNS
+            case "tpu":
+                *experts, rows, columns, words, _ = self.data.shape
+                return *experts, rows * TPU_ROWS, columns * words * (32 // bits(self.coding))
 
 
 HOPPER_ROWS, HOPPER_COLUMNS = 64, 128  # of a tile in the layout of that name
+TPU_ROWS, TPU_WORDS = 128, 8  # of a tile in that one: rows of the weight, and words of 32 bits of each
+
+
+def of_expert[W: (Codes, Packed)](weight: W, expert: Array) -> W:
+    """The weight [out, in] of one of its experts. Their order of columns and the scale of what comes in are one."""
+    own = {name: getattr(weight, name, None) for name in ("codes", "data", "scale", "zero")}
+    parts = {
+        name: lax.dynamic_index_in_dim(array, expert, keepdims=False)
+        for name, array in own.items()
+        if array is not None
+    }
+    return replace(weight, **parts)
 
 
 def bits(coding: Coding) -> int:
     return 8 if coding in ("int8", "fp8") else 4
+
+
+type Matrix = Array | Packed  # [out, in], or with experts in front

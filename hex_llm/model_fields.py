@@ -72,6 +72,28 @@ class Fields:
             raise self.refuse(name, f"is {_shown(value)}, not text")
         return value
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of text, which may be absent."""
+        value = self.values.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise self.refuse(name, f"is {_shown(value)}, not a list of text")
+        return tuple(value)
+
+    def one_of[T](self, name: str, choices: Mapping[str, T], default: str | None = None) -> T:
+        """What a text, of those that are known, stands for."""
+        value = self.text(name, default)
+        if value not in choices:
+            raise self.refuse(name, f"is {_shown(value)}, not {' or '.join(choices)}")
+        return choices[value]
+
+    def only(self, *names: str) -> None:
+        """Refuses a field beyond these that says anything."""
+        for name, value in self.values.items():
+            if name not in names and value not in (None, False, "", [], {}):
+                raise self.refuse(name, f"is {_shown(value)}, and what it means is not known")
+
     def section(self, name: str) -> "Fields | None":
         """The object inside a field, or None where the field is absent."""
         if not self.has(name):

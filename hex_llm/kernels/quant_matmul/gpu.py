@@ -1,0 +1,331 @@
+"""Products with weights in few bits on Hopper: at the speed at which memory gives the codes, or the tensor cores' own.
+
+As in `kernels/matmul/gpu.py` the weight is the left operand, tokens are the free dimension, one block runs on each SM,
+and its memory warpgroup streams tiles of the weight and of `x` through a ring that does not stop between pieces of
+work. But the weight's tiles are codes (`gpu_layout`), which a compute warpgroup takes to its registers, makes bfloat16
+numbers of them (`gpu_decode`), and multiplies from there; while a product runs, it decodes what the next one needs.
+
+Up to 128 tokens are one piece of work with a tile of rows, and `in` may be split between blocks. With more, tokens are
+cut, too, and the same kernel runs at nearly the speed of a product in bfloat16: to decode the whole weight first, for
+cuBLAS, would cost more than that lacks. What one token gets depends on no other token.
+"""
+
+import functools
+import itertools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from hex_llm.kernels import gpu_gate
+from hex_llm.kernels.activation import Activation
+from hex_llm.kernels.chain import MAX_TOKENS, padded
+from hex_llm.kernels.hopper import num_sms
+from hex_llm.kernels.matmul.reference import total
+from hex_llm.kernels.quant_matmul import gpu_decode
+from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, CHUNKS, LINE, chunk_lines, grouping_of
+from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, HOPPER_ROWS, Packed, bits
+
+SWIZZLED = (plgpu.TilingTransform((8, CHUNK)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
+SHARED_BYTES = 222 * 1024  # for the ring: of 227 KB, so that a small kernel can stand beside
+MAX_SPLITS = 8
+PREFETCHED = 4  # slots of the weight that are asked for before `x` is: to ask takes time, too
+FEWEST_TOKENS, MOST_TOKENS = 64, 256  # of a piece of work, where tokens are cut
+# Of the memory warpgroup and of each of two that compute: together at most what the launch took, or it hangs.
+MEMORY_REGISTERS, COMPUTE_REGISTERS = 40, 232
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a product is cut."""
+
+    workers: int  # warpgroups that multiply, 1 or 2
+    stack: int  # tiles of 64 rows that each of them multiplies side by side, 1 or 2; gate and up, if there are these
+    tokens: int | None = None  # of a piece of work; all if not given
+    depth: int = HOPPER_COLUMNS  # columns of the weight in one slot of the ring: of a tile, or of half a tile
+    splits: int = 1  # pieces of `in`, each a piece of work of its own
+    band: int = 8  # pieces of tokens that run side by side
+    slots: int | None = None  # of the ring; as many as fit if not given
+    blocks: int | None = None  # at a time; if not given, as few as have no more to do than with one on each SM
+
+    @property
+    def rows(self) -> int:
+        """Of the weight, for one block at a time."""
+        return self.workers * self.stack * HOPPER_ROWS
+
+
+def supports(x: Array, weight: Packed, *, activation: Activation | None = None) -> bool:
+    """Whether `parts` takes [M, in] x [out, in]."""
+    unit = HOPPER_ROWS if activation is None else 2 * HOPPER_ROWS
+    known = activation in (None, "silu", "gelu") and x.dtype == jnp.bfloat16
+    is_one = weight.layout == "hopper" and weight.data.ndim == 4
+    return known and is_one and 0 < x.shape[0] <= MAX_TOKENS and weight.shape[0] % unit == 0
+
+
+def plan_for(tokens: int, out: int, size: int, *, gated: bool = False) -> Plan:
+    """The plan of a shape that `supports` accepts: the one that takes the least time, by what was measured."""
+    columns = size // HOPPER_COLUMNS
+
+    def microseconds(plan: Plan) -> float:
+        rounds = -(-(out // plan.rows) * plan.splits // num_sms())
+        each = 0.12 + 0.0016 * tokens  # of a tile
+        if plan.workers == 1:  # nobody multiplies while it decodes, but with two tiles it has more to do meanwhile
+            each *= 1.3 if plan.stack == 1 else 1.1
+        work = rounds * (columns // plan.splits) * (plan.rows // HOPPER_ROWS) * each + 0.7 * rounds
+        # Parts are written, and read again.
+        added = plan.splits * padded(tokens) * out * 8 / 3e6 if plan.splits > 1 else 0
+        return work + added
+
+    def splits(workers: int, stack: int) -> list[int]:
+        """Only where tiles are too few for the chip: what is added to a wide result is more than what is gained."""
+        few = not gated and out // (workers * stack * HOPPER_ROWS) < num_sms()
+        return [n for n in range(1, MAX_SPLITS + 1) if columns % n == 0] if few else [1]
+
+    shapes = ((2, 2), (1, 2)) if gated else ((2, 2), (2, 1), (1, 2), (1, 1))
+    plans = [Plan(workers=w, stack=s, splits=n) for w, s in shapes for n in splits(w, s)]
+    return min((plan for plan in plans if out % plan.rows == 0), key=microseconds)
+
+
+def plan_for_many(tokens: int, out: int) -> Plan:
+    """The plan for more tokens than `supports` accepts."""
+    workers = 2 if out % (2 * HOPPER_ROWS) == 0 else 1
+
+    def plan(pieces: int) -> Plan:
+        width = padded(-(-tokens // pieces))
+        return Plan(workers=workers, stack=1, tokens=width, depth=HOPPER_COLUMNS if width <= 128 else CHUNK)
+
+    def microseconds(pieces: int) -> float:
+        """For each tile of 128 columns."""
+        rounds = -(-(out // plan(pieces).rows) * pieces // num_sms())
+        return rounds * (0.062 + 0.0024 * (plan(pieces).tokens or tokens))
+
+    return plan(min(range(-(-tokens // MOST_TOKENS), -(-tokens // FEWEST_TOKENS) + 1), key=microseconds))
+
+
+def ring_slots(tokens: int, weight: Packed, plan: Plan) -> int:
+    """Slots of the ring of a block: as many as fit, if the plan does not say."""
+    grouping = grouping_of(weight)
+    words = 0 if grouping is None else grouping.words
+    row = plan.depth * bits(weight.coding) // 8 + 4 * words
+    return plan.slots or SHARED_BYTES // (plan.rows * row + (plan.tokens or padded(tokens)) * plan.depth * 2)
+
+
+@functools.partial(jax.jit, static_argnames=("dtype", "plan", "activation"))
+def parts(
+    x: Array,
+    weight: Packed,
+    *,
+    dtype: jnp.dtype | None = None,
+    plan: Plan | None = None,
+    activation: Activation | None = None,
+) -> Array:
+    """As `kernels.matmul.gpu.parts`: [splits, padded(M), out], to be added; with an activation [1, padded(M), F]."""
+    tokens, size = x.shape
+    if plan is None:
+        plan = plan_for(tokens, weight.shape[0], size, gated=activation is not None)
+    dtype = jnp.dtype(jnp.float32 if plan.splits > 1 else dtype or x.dtype)
+    return _call(_rows(x, weight, padded(tokens)), weight, dtype, plan, activation)
+
+
+def matmul(x: Array, weight: Packed, *, dtype: jnp.dtype | None = None, plan: Plan | None = None) -> Array:
+    """See `reference.matmul`."""
+    dtype = jnp.dtype(dtype or x.dtype)
+    if x.shape[0] <= MAX_TOKENS:
+        return total(parts(x, weight, dtype=dtype, plan=plan))[: x.shape[0]].astype(dtype)
+    return _many(x, weight, dtype, plan or plan_for_many(x.shape[0], weight.shape[0]))
+
+
+@functools.partial(jax.jit, static_argnames=("dtype", "plan"))
+def _many(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan) -> Array:
+    tokens, width = x.shape[0], plan.tokens or padded(x.shape[0])
+    return _call(_rows(x, weight, -(-tokens // width) * width), weight, dtype, plan, None)[0, :tokens]
+
+
+def _rows(x: Array, weight: Packed, rows: int) -> Array:
+    """[rows, in]: `x` in the order of the weight's columns, and rows of zeros."""
+    if weight.order is not None:
+        x = x[:, weight.order]
+    return jnp.pad(x, ((0, rows - x.shape[0]), (0, 0))) if rows > x.shape[0] else x
+
+
+def gated_matmul(x: Array, weight: Packed, activation: Activation, *, plan: Plan | None = None) -> Array:
+    """See `reference.gated_matmul`."""
+    return parts(x, weight, plan=plan, activation=activation)[0, : x.shape[0]]
+
+
+def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Activation | None) -> Array:
+    coding, grouping = weight.coding, grouping_of(weight)
+    batch = x.shape[0]
+    row_tiles, column_tiles, lines, _ = weight.data.shape
+    workers, stack = plan.workers, plan.stack
+    # The i-th tile of a warpgroup is so far below its first; a tile of up has the number of its gate's in its half.
+    apart = workers if activation is None else row_tiles // 2
+    results = stack if activation is None else 1  # tiles of the result, for each warpgroup
+    pieces_of_weight = 1 if activation is None else 2  # that a block fetches, one below the other in its ring
+    tall = workers * stack // pieces_of_weight
+    across, down = batch // (plan.tokens or batch), row_tiles // (workers * stack)
+    tokens = batch // across
+    cuts = HOPPER_COLUMNS // plan.depth  # of a tile
+    steps = column_tiles * cuts // plan.splits
+    words = 0 if grouping is None else max(1, grouping.words // cuts)  # in a slot
+    total_pieces = down * across * plan.splits
+    blocks = min(plan.blocks or -(-total_pieces // -(-total_pieces // num_sms())), total_pieces)
+    slots = min(ring_slots(batch, weight, plan), steps * -(-total_pieces // blocks))
+    prefetched = min(slots, steps, PREFETCHED)
+    band = min(plan.band, across)
+    copies = pieces_of_weight * (1 if grouping is None else 2)  # of the weight, to a slot
+
+    def body(x_ref, w_ref, scale_ref, o_ref, x_ring, w_ring, scale_ring, full, empty):
+        block, worker = lax.axis_index("block"), lax.axis_index("worker")
+        pieces = lax.div(total_pieces - block + blocks - 1, blocks)
+
+        def after(slot):
+            """The next one of the ring."""
+            return lax.select(slot == slots - 1, 0, slot + 1)
+
+        def place(index):
+            """(first tile of rows, first token, split) of a piece of work: along the tokens of a band, then down."""
+            piece = block + index * blocks
+            if across == 1:
+                return lax.rem(piece, down) * tall, 0, lax.div(piece, down)
+            which = lax.div(piece, band * down)
+            left = piece - which * (band * down)
+            width = jnp.minimum(band, across - which * band)
+            column = which * band + lax.rem(left, width)
+            return lax.div(left, width) * tall, column * tokens, 0
+
+        @pl.when(worker == workers)
+        def _memory():
+            if workers == 2:
+                plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
+
+            def fetch(index, t, slot, with_weight=True, with_x=True):
+                first, token, split = place(index)
+                step = split * steps + t
+                column, cut = (step, 0) if cuts == 1 else (lax.div(step, cuts), lax.rem(step, cuts))
+                if with_weight:
+                    codes = pl.ds(cut * (lines // cuts), lines // cuts)
+                    scales = pl.ds(0 if grouping is None or grouping.words == 1 else cut * words, words)
+                    for i in range(pieces_of_weight):
+                        source, target = pl.ds(first + i * apart, tall), pl.ds(i * tall, tall)
+                        plgpu.copy_gmem_to_smem(w_ref.at[source, column, codes], w_ring.at[slot, target], full.at[slot])
+                        if grouping is not None:
+                            plgpu.copy_gmem_to_smem(
+                                scale_ref.at[source, column, scales], scale_ring.at[slot, target], full.at[slot]
+                            )
+                if with_x:
+                    columns = pl.ds(step * plan.depth, plan.depth)
+                    plgpu.copy_gmem_to_smem(x_ref.at[pl.ds(token, tokens), columns], x_ring.at[slot], full.at[slot])
+
+            # The weight is there already; `x` is there when the kernel in front has ended.
+            pl.loop(0, prefetched)(lambda t: fetch(0, t, t, with_x=False))
+            plgpu.griddepcontrol_wait()
+            plgpu.griddepcontrol_launch_dependents()
+            pl.loop(0, prefetched)(lambda t: fetch(0, t, t, with_weight=False))
+
+            def fetch_piece(index, slot):
+                def fetch_step(t, slot):
+                    pl.when(index * steps + t >= slots)(lambda: plgpu.barrier_wait(empty.at[slot]))
+                    fetch(index, t, slot)
+                    return after(slot)
+
+                return lax.fori_loop(lax.select(index == 0, prefetched, 0), steps, fetch_step, slot)
+
+            slot = lax.fori_loop(0, pieces, fetch_piece, jnp.int32(prefetched % slots))
+
+            # Nothing is left under way when the block ends.
+            def wait_for(_, slot):
+                plgpu.barrier_wait(empty.at[slot])
+                return after(slot)
+
+            # The oldest that is still in use; where the ring was never full, that is the first.
+            in_use = jnp.minimum(pieces * steps, slots)
+            lax.fori_loop(0, in_use, wait_for, lax.select(in_use == slots, slot, 0))
+
+        @pl.when(worker < workers)
+        def _compute():
+            if workers == 2:
+                plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
+
+            def load(slot, tile, chunk):
+                """A chunk's codes, and the scales that they need."""
+                count = chunk_lines(coding)
+                codes = w_ring.at[slot, tile, pl.ds(chunk % (CHUNKS // cuts) * count, count)]
+                places = () if grouping is None else gpu_decode.words_of(grouping, chunk)
+                scales = [scale_ring.at[slot, tile, place % words] for place in places]
+                return (
+                    plgpu.load(codes, layout=gpu_decode.word_layout(coding)),
+                    tuple(plgpu.load(each, layout=gpu_decode.ROW_LAYOUT, optimized=False) for each in scales),
+                )
+
+            def multiply(totals, slot, chunks, is_first):
+                """Decodes and multiplies what is in a slot."""
+                plgpu.barrier_wait(full.at[slot])
+                before = lax.select(slot == 0, slots - 1, slot - 1)
+                products = list(itertools.product(chunks, range(stack)))
+                # All at once: there is one wait for shared memory then, and not one for each product.
+                loaded = [load(slot, i * workers + worker, chunk) for chunk, i in products]
+                for (chunk, i), (codes, scales) in zip(products, loaded, strict=True):
+                    right = x_ring.at[slot, :, pl.ds(chunk % (CHUNKS // cuts) * CHUNK, CHUNK)].transpose((1, 0))
+                    plgpu.wgmma(totals[i], gpu_decode.decode(codes, scales, coding, grouping, chunk), right)
+                    # The registers of the product before are free, and at first all of the slot before.
+                    plgpu.wgmma_wait(1)
+                    if (chunk, i) == products[0]:
+                        pl.when(~is_first)(lambda: plgpu.barrier_arrive(empty.at[before]))
+                return after(slot)
+
+            def piece(index, slot):
+                def accumulate(*totals):
+                    def tile(t, slot):
+                        for cut in range(cuts):
+                            chunks = range(cut * CHUNKS // cuts, (cut + 1) * CHUNKS // cuts)
+                            slot = multiply(totals, slot, chunks, (t == 0) & (cut == 0))
+                        return slot
+
+                    end = lax.fori_loop(0, steps // cuts, tile, slot)
+                    return [each[...] for each in totals], lax.select(end == 0, slots - 1, end - 1)
+
+                totals, last = pl.run_scoped(
+                    accumulate, *[plgpu.WGMMAAccumulatorRef((HOPPER_ROWS, tokens), jnp.float32)] * stack
+                )
+                plgpu.barrier_arrive(empty.at[last])
+                first, token, split = place(index)
+                rows = [pl.ds((first + i * apart + worker) * HOPPER_ROWS, HOPPER_ROWS) for i in range(stack)]
+                if grouping is None:
+                    totals = [_scaled(each, scale_ref.at[rows[i]]) for i, each in enumerate(totals)]
+                if activation is not None:
+                    totals = [gpu_gate.gated(activation, *totals)]
+                for i, result in enumerate(totals):
+                    # Turned round, each thread has two neighbours of one token, and a warp writes whole sectors.
+                    turned = plgpu.layout_cast(result.astype(dtype), plgpu.Layout.WGMMA_TRANSPOSED)
+                    o_ref.at[split, pl.ds(token, tokens), rows[i]].transpose((1, 0))[...] = turned
+                return after(last)
+
+            lax.fori_loop(0, pieces, piece, jnp.int32(0))
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((plan.splits, batch, row_tiles // stack * results * HOPPER_ROWS), dtype),
+        grid=(blocks,),
+        grid_names=("block",),
+        num_threads=workers + 1,
+        thread_name="worker",
+        scratch_types=[
+            plgpu.SMEM((slots, tokens, plan.depth), x.dtype, transforms=SWIZZLED),
+            plgpu.SMEM((slots, workers * stack, lines // cuts, LINE), jnp.int32),
+            None if grouping is None else plgpu.SMEM((slots, workers * stack, words, HOPPER_ROWS), jnp.int32),
+            plgpu.Barrier(num_arrivals=copies + 1, num_barriers=slots),
+            plgpu.Barrier(num_arrivals=workers, num_barriers=slots),
+        ],
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+    )
+    scale = weight.scale.reshape(-1) if grouping is None else weight.scale
+    return kernel(x, weight.data, scale)
+
+
+def _scaled(sums, scale_ref):
+    scale = plgpu.load(scale_ref, layout=gpu_decode.ROW_LAYOUT, optimized=False)
+    return sums * lax.broadcast_in_dim(scale, sums.shape, [0])

@@ -1,0 +1,158 @@
+"""Weights in few bits: the plain layout, and products with it in plain XLA, against the reference."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hex_llm.kernels.quant_matmul import api, layouts, plain, reference, xla
+from hex_llm.kernels.quant_matmul.decode import decode
+from hex_llm.kernels.quant_matmul.weight import TABLES, Codes, of_expert
+from hex_llm.parallel import backend
+
+CODINGS = ("int8", "int4", "nf4", "fp4", "mxfp4", "fp8")
+
+
+def codes(coding, *shape, group=None, zero=False, order=False, input_scale=None, seed=0):
+    """Of a weight [..., out, in] with numbers of about 1; without a group, rows have one scale each."""
+    random = np.random.default_rng([seed, *shape])
+    *experts, out, size = shape
+    scales = (*experts, out, size // (group or size))
+    match coding:
+        case "int8":
+            values = random.integers(-128, 128, shape).astype(np.int8)
+        case "fp8":
+            values = np.asarray(random.normal(size=shape) * 30, jnp.float8_e4m3fn)
+        case _:
+            values = random.integers(0, 16, shape).astype(np.uint8)
+    largest = {"int8": 128, "int4": 8, "mxfp4": 6, "fp8": 30}.get(coding, 1)
+    return Codes(
+        codes=jnp.asarray(values),
+        scale=jnp.asarray(random.uniform(0.5, 1.5, scales) / largest, jnp.float32),
+        zero=jnp.asarray(random.integers(0, 16, scales), jnp.float32) if zero else None,
+        order=jnp.asarray(random.permutation(size), jnp.int32) if order else None,
+        input_scale=None if input_scale is None else jnp.asarray(input_scale, jnp.float32),
+        coding=coding,
+    )
+
+
+def rows(number, size, dtype=jnp.float32):
+    return jnp.asarray(np.random.default_rng(number).normal(size=(number, size)), dtype)
+
+
+def assert_close(got, want, dtype):
+    """Within what summing in another order does; of bfloat16, also what rounding weights and the result to it does."""
+    step = 2**-8 if dtype == jnp.bfloat16 else 2e-6
+    want = np.asarray(want, np.float32)
+    np.testing.assert_allclose(
+        np.asarray(got, np.float32), want, rtol=2 * step, atol=2 * step * np.sqrt(np.mean(want**2))
+    )
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """So that small weights have several, too."""
+    monkeypatch.setattr(xla, "BLOCK_BYTES", 16 << 10)
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_the_plain_layout_keeps_every_code(coding):
+    weight = codes(coding, 3, 5, 128, group=32, zero=coding == "int4", order=True)
+    packed = jax.jit(layouts.pack)(weight)
+    assert packed.shape == weight.shape
+    assert packed.data.nbytes * (1 if coding in ("int8", "fp8") else 2) == weight.codes.size
+    for before, after in zip(jax.tree.leaves(weight), jax.tree.leaves(jax.jit(layouts.unpack)(packed)), strict=True):
+        assert before.dtype == after.dtype
+        assert (np.asarray(before) == np.asarray(after)).all()
+
+
+@pytest.mark.parametrize("coding", TABLES)
+def test_numbers_of_a_table_are_made_exactly(coding):
+    every = jnp.arange(16, dtype=jnp.uint8)
+    assert (np.asarray(jax.jit(decode, static_argnums=1)(every, coding)) == TABLES[coding]).all()
+
+
+def test_numbers_of_fp8_are_made_exactly():
+    every = np.arange(256, dtype=np.uint8)
+    want = every.view(jnp.float8_e4m3fn).astype(np.float32)
+    got = np.asarray(jax.jit(decode, static_argnums=1)(jnp.asarray(every), "fp8"))
+    np.testing.assert_array_equal(got, want)  # two of them are no numbers, and equal here
+    assert (np.signbit(got) == np.signbit(want)).all()
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("number", [1, 2, 37])
+@pytest.mark.parametrize(
+    ("coding", "group", "options"),
+    [
+        ("int8", None, {}),
+        ("int8", 32, {"zero": True}),
+        ("int8", 128, {"order": True}),
+        ("int4", None, {"zero": True}),
+        ("int4", 32, {}),
+        ("int4", 64, {"zero": True}),
+        ("int4", 128, {"zero": True, "order": True}),
+        ("nf4", 64, {}),
+        ("nf4", None, {}),
+        ("fp4", 64, {}),
+        ("mxfp4", 32, {}),
+        ("fp8", None, {}),
+        ("fp8", None, {"input_scale": 0.01}),
+    ],
+)
+def test_products_are_what_the_reference_says(coding, group, options, number, dtype):
+    weight = codes(coding, 149, 384, group=group, **options)
+    x = rows(number, 384, dtype)
+    packed = layouts.pack(weight)
+    for result in {dtype, jnp.float32}:
+        got = jax.jit(partial(api.matmul, dtype=jnp.dtype(result)))(x, packed)
+        assert got.shape == (number, 149)
+        assert got.dtype == result
+        assert_close(got, reference.matmul(x, weight, dtype=result), dtype)
+
+
+@pytest.mark.parametrize("coding", ["int8", "int4", "mxfp4", "fp8"])
+def test_a_row_with_one_scale_is_multiplied_exactly(coding):
+    """Its codes are exact in bfloat16, so that only the sum is rounded."""
+    weight = codes(coding, 64, 256, zero=coding == "int4")
+    x = rows(8, 256, jnp.bfloat16)
+    got = xla.matmul(x, layouts.pack(weight), dtype=jnp.dtype(jnp.float32))
+    assert_close(got, reference.matmul(x, weight, dtype=jnp.float32), jnp.float32)
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("number", [1, 8])
+def test_one_expert_of_several_multiplies(coding, number):
+    weight = codes(coding, 3, 40, 128, group=None if coding == "fp8" else 32)
+    packed, x = layouts.pack(weight), rows(number, 128)
+    for expert in range(3):
+        alone = of_expert(packed, jnp.asarray(expert))
+        want = reference.matmul(x, layouts.unpack(alone))
+        assert alone.shape == (40, 128)
+        assert (layouts.unpack(alone).codes == weight.codes[expert]).all()
+        got = jax.jit(partial(xla.matmul, dtype=jnp.dtype(x.dtype)))(x, packed, expert=jnp.asarray(expert))
+        assert_close(got, want, x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("number", [1, 8])
+@pytest.mark.parametrize("coding", CODINGS)
+def test_a_cpu_never_has_the_decoded_matrix_in_memory(coding, number, dtype):
+    weight = jax.eval_shape(plain.pack, jax.eval_shape(lambda: codes(coding, 8192, 4096, group=128)))
+    x = jax.ShapeDtypeStruct((number, 4096), dtype)
+    program = jax.jit(partial(xla.matmul, dtype=jnp.dtype(dtype))).lower(x, weight).compile()
+    temporaries = program.memory_analysis().temp_size_in_bytes
+    assert temporaries < 6 << 20  # decoded, 64 MiB in bfloat16; its codes alone are 16 MiB or 32
+
+
+@pytest.mark.parametrize("number", [1, 8])
+def test_other_machines_get_one_product_without_a_loop(number):
+    weight = jax.eval_shape(plain.pack, jax.eval_shape(lambda: codes("int4", 8192, 4096, group=128)))
+    x = jax.ShapeDtypeStruct((number, 4096), jnp.bfloat16)
+    run = partial(xla.matmul, dtype=jnp.dtype(jnp.bfloat16))
+    assert "scan" in str(jax.make_jaxpr(run)(x, weight))
+    with backend.compiling_for("gpu"):
+        assert "scan" not in str(jax.make_jaxpr(lambda *args: run(*args))(x, weight))
