@@ -7,6 +7,7 @@ from jax import Array
 
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention.api import attend
+from hex_llm.kernels.paged_attention.pages import Pages
 from hex_llm.kernels.quant_matmul.rows import Tokens
 from hex_llm.kernels.rope_write.api import rope_write
 from hex_llm.layers.linear import linear_parts, linear_summed
@@ -87,8 +88,8 @@ class Llama:
 
 
 def attention(
-    x: Tokens, pages: Array, weights: Attention, arch: Arch, kind: Kind, rope: Tables, batch: Batch
-) -> tuple[Array, Array]:
+    x: Tokens, pages: Pages, weights: Attention, arch: Arch, kind: Kind, rope: Tables, batch: Batch
+) -> tuple[Array, Pages]:
     """[T, D] -> [n, T, D], to be added; the tokens' keys and values are written to the pages."""
     norms = None if weights.q_norm is None or weights.k_norm is None else (weights.q_norm, weights.k_norm)
     qkv = linear_parts(x, weights.qkv)
@@ -115,16 +116,16 @@ def dense(x: Tokens, weights: Mlp, arch: Arch, batch: Batch) -> Array:
 
 def layer(
     stream: Stream,
-    pages: Array,
+    pages: Pages,
     weights: Any,
     arch: Arch,
     kind: Kind,
     rope: Tables,
     batch: Batch,
     *,
-    attention: Callable[..., tuple[Array, Array]] = attention,
+    attention: Callable[..., tuple[Array, Pages]] = attention,
     feed_forward: Callable[..., Array] = dense,
-) -> tuple[Stream, Array]:
+) -> tuple[Stream, Pages]:
     """The stream of tokens and the layer's pages, before and after."""
     x, h = add_rms_norm(stream, weights.attention_norm, arch.rms, behind=weights.attention.qkv)
     parts, pages = attention(h, pages, weights.attention, arch, kind, rope, batch)
