@@ -35,8 +35,7 @@ def parse_config(values: Mapping[str, Any], source: str, folder: Path | None = N
     family = FAMILIES[architecture]
     section = quantization_fields(fields, folder)
     method = None if section is None else read_method(section)
-    widens = method is not None and method.name in family.widened_formats
-    return ModelConfig(family.read_arch(fields), _dtype(fields), None if widens else method)
+    return ModelConfig(family.read_arch(fields), _dtype(fields), method)
 
 
 def _architecture(fields: Fields) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
-from hex_llm.kernels.quant_matmul import api
+from hex_llm.kernels.quant_matmul.layouts import pack
 from hex_llm.kernels.quant_matmul.reference import FP8_LARGEST
 from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed
 from hex_llm.loader.packed import on_each_device
@@ -41,7 +41,7 @@ def dummy[T](
     def make(spec: WeightSpec) -> Any:
         keys = np.uint32(seed), np.uint32(next(number))
         if (numbers := numbers_of(spec, quantization)) is not None:
-            return _packed(spec, numbers, split, mesh, keys)
+            return _packed(spec, numbers, split, mesh, np.dtype(dtype), keys)
         value = arch.rms.neutral if spec.neutral else None
         return _program(spec.shape(split), jnp.dtype(dtype), value, spec.sharding(mesh))(*keys)
 
@@ -63,17 +63,19 @@ def _program(
     return jax.jit(fill, out_shardings=sharding)
 
 
-def _packed(spec: WeightSpec, numbers: Numbers, split: Split, mesh: Mesh, keys: tuple[np.uint32, np.uint32]) -> Packed:
+def _packed(
+    spec: WeightSpec, numbers: Numbers, split: Split, mesh: Mesh, dtype: np.dtype, keys: tuple[np.uint32, np.uint32]
+) -> Packed:
     local = local_share(spec, split, numbers)
 
     def share(number: int, device: Any) -> Packed:
-        return _fill(*jax.device_put((*keys, np.uint32(number)), device), numbers=numbers, local=local)
+        return _fill(*jax.device_put((*keys, np.uint32(number)), device), numbers=numbers, local=local, dtype=dtype)
 
     return from_shares(on_each_device(mesh, share), spec, mesh)
 
 
-@functools.partial(jax.jit, static_argnames=("numbers", "local"))
-def _fill(seed: Array, number: Array, device: Array, *, numbers: Numbers, local: Local) -> Packed:
+@functools.partial(jax.jit, static_argnames=("numbers", "local", "dtype"))
+def _fill(seed: Array, number: Array, device: Array, *, numbers: Numbers, local: Local, dtype: np.dtype) -> Packed:
     shapes, coding = local.codes(numbers), numbers.coding
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), number), device)
     bits = jax.random.bits(key, shapes.codes.shape, jnp.uint8)
@@ -84,7 +86,7 @@ def _fill(seed: Array, number: Array, device: Array, *, numbers: Numbers, local:
             codes = ((bits.astype(jnp.float32) / 255 * 2 - 1) * FP8_LARGEST).astype(jnp.float8_e4m3fn)
         case _:
             codes = bits & 15
-    return api.pack(
+    return pack(
         Codes(
             codes=codes,
             scale=jnp.full(shapes.scale.shape, _SPREAD / _LARGEST.get(coding, 1.0), jnp.float32),
@@ -92,5 +94,6 @@ def _fill(seed: Array, number: Array, device: Array, *, numbers: Numbers, local:
             order=None if shapes.order is None else jnp.arange(local.size, dtype=jnp.int32),
             input_scale=None if shapes.input_scale is None else jnp.float32(1 / 64),
             coding=coding,
-        )
+        ),
+        dtype,
     )

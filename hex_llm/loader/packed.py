@@ -12,7 +12,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from hex_llm.errors import CheckpointError
-from hex_llm.kernels.quant_matmul import api
+from hex_llm.kernels.quant_matmul.layouts import pack
 from hex_llm.kernels.quant_matmul.weight import Codes, Packed
 from hex_llm.loader.blocks import Block, blocks, pairs_apart, plain_matrix, read_plain, share_rows
 from hex_llm.loader.values import FLOATS, Check, check_finite
@@ -39,9 +39,11 @@ def load_packed(
     split: Split,
     tensors: Mapping[str, Tensor],
     mesh: Mesh,
+    dtype: np.dtype,
     check: Check,
     advance: Callable[[int], None],
 ) -> Packed:
+    """For tokens of `dtype`."""
     local = local_share(spec, split, numbers)
     if isinstance(numbers, Online) and numbers.group is not None:
         numbers = dataclasses.replace(numbers, group=local.group)
@@ -53,7 +55,7 @@ def load_packed(
         own = None if order is None else order[_own_columns(spec, split, number)]
         given = jax.device_put((arrays, own), device)
         with jax.default_device(device):  # where there is nothing that would say so
-            return _assemble(*given, numbers=numbers, local=local, pieces=pieces)
+            return _assemble(*given, numbers=numbers, local=local, pieces=pieces, dtype=dtype)
 
     return from_shares(on_each_device(mesh, share), spec, mesh)
 
@@ -114,7 +116,7 @@ def _read_one(
     return share
 
 
-@functools.partial(jax.jit, static_argnames=("numbers", "local", "pieces"))
+@functools.partial(jax.jit, static_argnames=("numbers", "local", "pieces", "dtype"))
 def _assemble(
     arrays: tuple[Mapping[str, Array], ...],
     order: Array | None,
@@ -122,6 +124,7 @@ def _assemble(
     numbers: Numbers,
     local: Local,
     pieces: tuple[Piece, ...],
+    dtype: np.dtype,
 ) -> Packed:
     """One compiled function for all layers: their pieces are alike."""
     decode = numbers.decode if local.experts is None else jax.vmap(numbers.decode)
@@ -150,7 +153,7 @@ def _assemble(
         input_scale=functools.reduce(jnp.maximum, map(jnp.max, scales)) if scales else None,
         coding=numbers.coding,
     )
-    return api.pack(codes)
+    return pack(codes, dtype)
 
 
 def _cut(codes: Codes, piece: Piece, local: Local) -> Codes:

@@ -58,7 +58,7 @@ def load[T](
 
     def make(spec: WeightSpec) -> Array | Packed:
         if (numbers := numbers_of(spec, quantization)) is not None:
-            return load_packed(spec, numbers, split, checkpoint, mesh, check, advance)
+            return load_packed(spec, numbers, split, checkpoint, mesh, np.dtype(dtype), check, advance)
         return _load_plain(spec, split, checkpoint, mesh, np.dtype(dtype), check, advance)
 
     with _progress(total, report) as advance, ThreadPoolExecutor(_READERS) as readers:

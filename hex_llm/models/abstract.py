@@ -18,7 +18,7 @@ def abstract[T](cls: type[T], arch: Arch, mesh: Mesh, dtype: Any, quantization: 
 
     def make(spec: WeightSpec) -> Any:
         if (numbers := numbers_of(spec, quantization)) is not None:
-            return abstract_packed(spec, split, mesh, numbers)
+            return abstract_packed(spec, split, mesh, numbers, dtype)
         return jax.ShapeDtypeStruct(spec.shape(split), dtype, sharding=spec.sharding(mesh))
 
     return build(cls, arch, make)

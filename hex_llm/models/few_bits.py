@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hex_llm.errors import CheckpointError
-from hex_llm.kernels.quant_matmul import api
+from hex_llm.kernels.quant_matmul.layouts import pack
 from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed
 from hex_llm.models.arch import Arch
 from hex_llm.models.split import Split
@@ -136,9 +137,9 @@ def spread(local: Packed, spec: WeightSpec, mesh: Mesh, make: Callable[[Any, tup
     )
 
 
-def abstract_packed(spec: WeightSpec, split: Split, mesh: Mesh, numbers: Numbers) -> Packed:
-    """The weight with shapes in place of arrays."""
-    local = jax.eval_shape(api.pack, local_share(spec, split, numbers).codes(numbers))
+def abstract_packed(spec: WeightSpec, split: Split, mesh: Mesh, numbers: Numbers, dtype: Any) -> Packed:
+    """The weight with shapes in place of arrays, for tokens of `dtype`."""
+    local = jax.eval_shape(partial(pack, dtype=dtype), local_share(spec, split, numbers).codes(numbers))
     return spread(
         local, spec, mesh, lambda array, shape, where: jax.ShapeDtypeStruct(shape, array.dtype, sharding=where)
     )

@@ -27,7 +27,6 @@ class Family:
     weights: type[Any] = llama.Llama
     layer: Callable[..., Any] = llama.layer
     multimodal: bool = False  # the checkpoint also has a vision tower
-    widened_formats: tuple[str, ...] = ()  # quantized checkpoints that are widened while they are read
 
 
 FAMILIES: dict[str, Family] = {
@@ -47,7 +46,7 @@ FAMILIES: dict[str, Family] = {
     "Llama4ForConditionalGeneration": Family(
         llama4.read_llama4_multimodal, llama4.Llama4, llama4.layer, multimodal=True
     ),
-    "GptOssForCausalLM": Family(read_gpt_oss, GptOss, mixtral.layer, widened_formats=("mxfp4",)),
+    "GptOssForCausalLM": Family(read_gpt_oss, GptOss, mixtral.layer),
 }
 
 

@@ -10,9 +10,9 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels import hopper
-from hex_llm.kernels.grouped_matmul import api, gpu, gpu_few, gpu_many, reference, xla
+from hex_llm.kernels.grouped_matmul import api, gpu, gpu_few, gpu_few_plan, gpu_left, gpu_many, reference, xla
 from hex_llm.kernels.grouped_matmul.groups import group_rows, most_tiles
-from hex_llm.kernels.quant_matmul import api as quant_api
+from hex_llm.kernels.quant_matmul import layouts
 from hex_llm.kernels.quant_matmul.reference import dequantize
 from hex_llm.kernels.quant_matmul.weight import Codes
 from tests.kernels.simulator import simulation
@@ -108,7 +108,7 @@ def few_bits(coding, tokens, *, bias=False, dtype=jnp.float32, input_scale=None)
 
 
 def packed(arrays):
-    return [quant_api.pack(each) if isinstance(each, Codes) else each for each in arrays]
+    return [layouts.pack(each) if isinstance(each, Codes) else each for each in arrays]
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -148,7 +148,7 @@ def test_the_reference_multiplies_by_the_numbers_that_codes_stand_for(coding):
 
 def test_neither_experts_nor_their_numbers_are_copied_on_a_cpu():
     first, second = (
-        jax.eval_shape(quant_api.pack, jax.eval_shape(lambda shape=shape: codes("int4", *shape, group=128, zero=True)))
+        jax.eval_shape(layouts.pack, jax.eval_shape(lambda shape=shape: codes("int4", *shape, group=128, zero=True)))
         for shape in ((4, 8192, 2048), (4, 2048, 4096))
     )
     x, chosen = jax.ShapeDtypeStruct((1, 2048), jnp.bfloat16), jax.ShapeDtypeStruct((1, 2), jnp.int32)
@@ -306,11 +306,12 @@ def test_rows_are_grouped_by_expert_in_whole_tiles(tokens, k, num_experts, tile)
 @pytest.mark.parametrize("tokens", [1, 8, 64, 128])
 def test_plans_for_few_tokens_cover_the_served_models(name, tokens):
     _, _, width, size = SERVED[name]
-    first, second = gpu_few.gate_up_plan(tokens, size, width), gpu_few.down_plan(tokens, size, width)
+    first, second = gpu_few_plan.gate_up_plan(tokens, size, width), gpu_few_plan.down_plan(tokens, size, width)
     assert size % (first.rows // 2) == width % first.depth == 0
     assert width % second.rows == size % (second.depth * second.splits) == 0
-    for plan in (first, second):
-        assert gpu_few.ring_slots(tokens, plan) >= 3
+    for plan, weights in ((first, 2), (second, 1)):
+        left = gpu_left.Plain(weights, plan.rows // weights, plan.depth, jnp.bfloat16)
+        assert gpu_few_plan.ring_slots(tokens, plan, left) >= 3
     assert width // second.rows * second.splits >= 0.6 * hopper.SMS
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hex_llm.kernels.quant_matmul import api, plain, reference, xla
+from hex_llm.kernels.quant_matmul import api, layouts, plain, reference, xla
 from hex_llm.kernels.quant_matmul.decode import decode
 from hex_llm.kernels.quant_matmul.weight import TABLES, Codes, of_expert
 from hex_llm.parallel import backend
@@ -60,10 +60,10 @@ def small_blocks(monkeypatch):
 @pytest.mark.parametrize("coding", CODINGS)
 def test_the_plain_layout_keeps_every_code(coding):
     weight = codes(coding, 3, 5, 128, group=32, zero=coding == "int4", order=True)
-    packed = jax.jit(api.pack)(weight)
+    packed = jax.jit(layouts.pack)(weight)
     assert packed.shape == weight.shape
     assert packed.data.nbytes * (1 if coding in ("int8", "fp8") else 2) == weight.codes.size
-    for before, after in zip(jax.tree.leaves(weight), jax.tree.leaves(jax.jit(api.unpack)(packed)), strict=True):
+    for before, after in zip(jax.tree.leaves(weight), jax.tree.leaves(jax.jit(layouts.unpack)(packed)), strict=True):
         assert before.dtype == after.dtype
         assert (np.asarray(before) == np.asarray(after)).all()
 
@@ -106,7 +106,7 @@ def test_numbers_of_fp8_are_made_exactly():
 def test_products_are_what_the_reference_says(coding, group, options, number, dtype):
     weight = codes(coding, 149, 384, group=group, **options)
     x = rows(number, 384, dtype)
-    packed = api.pack(weight)
+    packed = layouts.pack(weight)
     for result in {dtype, jnp.float32}:
         got = jax.jit(partial(api.matmul, dtype=jnp.dtype(result)))(x, packed)
         assert got.shape == (number, 149)
@@ -119,7 +119,7 @@ def test_a_row_with_one_scale_is_multiplied_exactly(coding):
     """Its codes are exact in bfloat16, so that only the sum is rounded."""
     weight = codes(coding, 64, 256, zero=coding == "int4")
     x = rows(8, 256, jnp.bfloat16)
-    got = xla.matmul(x, api.pack(weight), dtype=jnp.dtype(jnp.float32))
+    got = xla.matmul(x, layouts.pack(weight), dtype=jnp.dtype(jnp.float32))
     assert_close(got, reference.matmul(x, weight, dtype=jnp.float32), jnp.float32)
 
 
@@ -127,12 +127,12 @@ def test_a_row_with_one_scale_is_multiplied_exactly(coding):
 @pytest.mark.parametrize("number", [1, 8])
 def test_one_expert_of_several_multiplies(coding, number):
     weight = codes(coding, 3, 40, 128, group=None if coding == "fp8" else 32)
-    packed, x = api.pack(weight), rows(number, 128)
+    packed, x = layouts.pack(weight), rows(number, 128)
     for expert in range(3):
         alone = of_expert(packed, jnp.asarray(expert))
-        want = reference.matmul(x, api.unpack(alone))
+        want = reference.matmul(x, layouts.unpack(alone))
         assert alone.shape == (40, 128)
-        assert (api.unpack(alone).codes == weight.codes[expert]).all()
+        assert (layouts.unpack(alone).codes == weight.codes[expert]).all()
         got = jax.jit(partial(xla.matmul, dtype=jnp.dtype(x.dtype)))(x, packed, expert=jnp.asarray(expert))
         assert_close(got, want, x.dtype)
 

@@ -11,7 +11,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from hex_llm.kernels.grouped_matmul import api as grouped_api
 from hex_llm.kernels.grouped_matmul import reference as grouped_reference
-from hex_llm.kernels.quant_matmul import api, reference, tpu, tpu_layout, tpu_sizes
+from hex_llm.kernels.quant_matmul import api, layouts, reference, tpu, tpu_layout, tpu_sizes
 from hex_llm.kernels.quant_matmul.weight import Codes, Coding
 from hex_llm.parallel.backend import compiling_for
 from tests.kernels.test_grouped_matmul import choices
@@ -77,8 +77,8 @@ def test_what_is_packed_stands_for_the_same_numbers(rng, coding, group, zero):
 def check(x, codes, wide, monkeypatch, dtype=F32):
     monkeypatch.setattr(tpu, "_only_float32", lambda: wide == F32)
     with compiling_for("tpu"):
-        assert jax.eval_shape(api.pack, codes).layout == "tpu"
-        got = jax.jit(lambda x, codes: api.matmul(x, api.pack(codes), dtype=dtype))(x, codes)
+        assert jax.eval_shape(layouts.pack, codes).layout == "tpu"
+        got = jax.jit(lambda x, codes: api.matmul(x, layouts.pack(codes), dtype=dtype))(x, codes)
     assert got.dtype == dtype
     # Codes, and scales of rows, are not rounded; a weight with a scale of its group is, and where that is computed in
     # bf16, so are the table and the scale.
@@ -164,9 +164,9 @@ def test_tokens_by_a_scale_that_is_given_and_a_result_in_bf16(rng, monkeypatch):
 def test_what_does_not_fit_is_left_as_it_lies(rng, coding, shape, group):
     codes = random_codes(rng, coding, shape, group, zero=False)
     with compiling_for("tpu"):
-        packed = api.pack(codes)
+        packed = layouts.pack(codes)
     assert packed.layout == "plain"
-    np.testing.assert_array_equal(api.unpack(packed).codes, codes.codes)
+    np.testing.assert_array_equal(layouts.unpack(packed).codes, codes.codes)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_experts(rng, monkeypatch, coding, group, zero, tokens, k, num_experts, 
 
     @jax.jit
     def run(x, gate_up, down, bias, *routed):
-        return grouped_api.experts(x, api.pack(gate_up), bias, api.pack(down), *routed, activation="silu")
+        return grouped_api.experts(x, layouts.pack(gate_up), bias, layouts.pack(down), *routed, activation="silu")
 
     with compiling_for("tpu"):
         (got,) = run(x, gate_up, down, *arrays)

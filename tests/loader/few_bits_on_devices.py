@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hex_llm.kernels.quant_matmul import api
+from hex_llm.kernels.quant_matmul.layouts import unpack
 from hex_llm.kernels.quant_matmul.reference import dequantize
 from hex_llm.kernels.quant_matmul.weight import Packed
 from hex_llm.loader.checkpoint import open_checkpoint
@@ -59,7 +59,7 @@ def check(coding: Wanted, folder: Path, devices: int) -> None:
             own = jax.tree.map(
                 lambda a, d=shard.device: next(s.data for s in a.addressable_shards if s.device == d), now
             )
-            values, codes = np.asarray(shard.data), api.unpack(own)
+            values, codes = np.asarray(shard.data), unpack(own)
             groups = codes.scale.shape[-1]
             span = np.abs(values.reshape(values.shape[0], groups, -1)).max(-1, keepdims=True) * (
                 2 if coding == "int4" else 1

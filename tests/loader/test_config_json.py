@@ -130,9 +130,12 @@ def test_phi3_s_ropes_are_switched_where_the_file_or_else_transformers_says(fiel
     assert arch.rope_switch == expected
 
 
-def test_mxfp4_is_widened_for_the_family_that_is_published_in_it():
-    config = {"architectures": ["GptOssForCausalLM"], "quantization_config": {"quant_method": "mxfp4"}}
-    assert parse(**config).arch.activation == "clamped_silu"
+def test_how_weights_are_kept_is_read_beside_the_architecture():
+    config = parse(architectures=["GptOssForCausalLM"], quantization_config={"quant_method": "mxfp4"})
+    assert config.arch.activation == "clamped_silu"
+    assert config.quantization is not None
+    assert config.quantization.name == "mxfp4"
+    assert parse().quantization is None
 
 
 def test_smollm3_rotates_in_the_layers_marked_1_or_in_all_but_every_fourth():

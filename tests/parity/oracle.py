@@ -70,6 +70,22 @@ class Oracle:
         self._call("mxfp4", **dict(zip(("blocks", "scales", "out"), map(str, paths), strict=True)))
         return np.load(paths[2])
 
+    def bitsandbytes(self, folder: Path, target: Path, **settings: Any) -> dict[str, np.ndarray]:
+        """Saves a model in few bits as transformers does. What its matrices then stand for, by module."""
+        out = self._folder / "bitsandbytes.npz"
+        self._call("bitsandbytes", folder=str(folder), settings=settings, target=str(target), out=str(out))
+        return dict(np.load(out))
+
+    def compressed_tensors(
+        self, target: Path, module: str, form: str, weights: dict[str, Any], arrays: dict[str, np.ndarray]
+    ) -> np.ndarray:
+        """Saves a matrix as the library does. What it then stands for."""
+        given, out = self._folder / "given.npz", self._folder / "compressed.npy"
+        np.savez(given, **arrays)  # pyright: ignore[reportArgumentType]
+        paths = {"arrays": str(given), "target": str(target), "out": str(out)}
+        self._call("compressed_tensors", form=form, weights=weights, module=module, **paths)
+        return np.load(out)
+
     def close(self) -> None:
         self._process.communicate()
         self._errors.close()

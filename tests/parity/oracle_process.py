@@ -49,6 +49,38 @@ def mxfp4(blocks, scales, out):
     np.save(out, convert_moe_packed_tensors(packed, exponents, dtype=torch.float32).numpy())
 
 
+def bitsandbytes(folder, settings, target, out):
+    """Saves a model in few bits, and what the library says that its matrices stand for."""
+    import bitsandbytes as library
+
+    named = json.loads(Path(folder, "config.json").read_text())["architectures"]
+    model = getattr(transformers, named[0]).from_pretrained(
+        folder, dtype=torch.float32, quantization_config=transformers.BitsAndBytesConfig(**settings)
+    )
+    model.save_pretrained(target)
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, library.nn.Linear4bit):
+            found[name] = library.functional.dequantize_4bit(module.weight.data, module.weight.quant_state)
+        elif isinstance(module, library.nn.Linear8bitLt):
+            found[name] = library.functional.int8_vectorwise_dequant(module.weight.data, module.weight.SCB)
+    np.savez(out, **{name: matrix.float().numpy() for name, matrix in found.items()})
+
+
+def compressed_tensors(arrays, form, weights, module, target, out):
+    """Saves a matrix, rounded by scales and zeros that are given, and what the library says that it then stands for."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from safetensors.torch import save_file
+
+    given = {name: torch.from_numpy(array) for name, array in np.load(arrays).items()}
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights))
+    compressor = BaseCompressor.get_value_from_registry(form)
+    stored = compressor.compress(given, scheme)
+    save_file({f"{module}.{name}": tensor.contiguous() for name, tensor in stored.items()}, target)
+    np.save(out, compressor.decompress(stored, scheme)["weight"].float().numpy())
+
+
 class Models:
     """The last model asked for stays loaded."""
 
@@ -89,7 +121,15 @@ def main():
     answers = sys.stdout
     sys.stdout = sys.stderr  # whatever the libraries print must not pass for an answer
     models = Models()
-    commands = {"make": make, "shapes": shapes, "mxfp4": mxfp4, "logits": models.logits, "generate": models.generate}
+    commands = {
+        "make": make,
+        "shapes": shapes,
+        "mxfp4": mxfp4,
+        "bitsandbytes": bitsandbytes,
+        "compressed_tensors": compressed_tensors,
+        "logits": models.logits,
+        "generate": models.generate,
+    }
     print(json.dumps({"result": "ready"}), file=answers, flush=True)
     for line in sys.stdin:
         call = json.loads(line)

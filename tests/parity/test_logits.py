@@ -12,6 +12,7 @@ from hex_llm.loader.checkpoint import open_checkpoint
 from hex_llm.loader.config_json import read_config
 from hex_llm.loader.model_checkpoint import open_model
 from hex_llm.loader.weights import load
+from hex_llm.models.few_bits import in_units
 from hex_llm.models.registry import family
 from hex_llm.parallel.mesh import make_mesh
 from tests.models.batches import empty_pages, make_batch, run
@@ -23,9 +24,10 @@ SHARED = 4  # pages that a second sequence finds computed
 
 
 def load_model(folder, *, num_devices=1):
-    arch = read_config(folder).arch
-    mesh = make_mesh(num_devices)
-    model = load(family(arch).weights, arch, open_model(folder, family(arch)), mesh, jnp.float32)
+    config, mesh = read_config(folder), make_mesh(num_devices)
+    arch = in_units(config.arch, config.quantization, num_devices)
+    checkpoint = open_model(folder, family(arch))
+    model = load(family(arch).weights, arch, checkpoint, mesh, jnp.float32, quantization=config.quantization)
     return model, arch, mesh if num_devices > 1 else None
 
 

@@ -6,8 +6,19 @@ import shutil
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from tests.loader.test_mxfp4 import decoded, random_blocks
 from tests.parity.test_logits import TOKENS, load_model, logits_of
+from tests.quantization import decoders
+
+
+def random_blocks(experts=2, rows=6, groups=3, seed=0):
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (experts, rows, groups, 16), dtype=np.uint8)
+    return blocks, rng.integers(110, 140, (experts, rows, groups), dtype=np.uint8)
+
+
+def decoded(blocks, scales):
+    """[experts, in, out], as an unquantized checkpoint has it."""
+    return np.ascontiguousarray(decoders.mxfp4(blocks, scales).swapaxes(1, 2))
 
 
 def test_the_tests_decoder_is_that_of_transformers(oracle):

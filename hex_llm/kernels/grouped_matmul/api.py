@@ -6,7 +6,7 @@ from jax import Array
 
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.hopper import is_hopper
-from hex_llm.kernels.quant_matmul.weight import Matrix, Packed
+from hex_llm.kernels.quant_matmul.weight import Matrix
 from hex_llm.parallel.backend import backend
 
 
@@ -26,8 +26,6 @@ def experts(
 
 
 def _implementation(x: Array, gate_up: Matrix, down: Matrix) -> Any:
-    if isinstance(gate_up, Packed) or isinstance(down, Packed):
-        return _packed_implementation(gate_up, down)
     # Imported where it is used: Pallas takes a second, which a start on a CPU has better use for.
     if is_hopper():
         from hex_llm.kernels.grouped_matmul import gpu
@@ -35,20 +33,11 @@ def _implementation(x: Array, gate_up: Matrix, down: Matrix) -> Any:
         if gpu.supports(x, gate_up, down):
             return gpu.experts
     if backend() == "tpu":
-        from hex_llm.kernels.grouped_matmul import tpu
+        from hex_llm.kernels.grouped_matmul import tpu, tpu_quant
 
-        if tpu.supports(x, gate_up, down):
-            return tpu.experts
-    from hex_llm.kernels.grouped_matmul import xla
-
-    return xla.experts
-
-
-def _packed_implementation(gate_up: Matrix, down: Matrix) -> Any:
-    if all(isinstance(each, Packed) and each.layout == "tpu" for each in (gate_up, down)):
-        from hex_llm.kernels.grouped_matmul import tpu_quant
-
-        return tpu_quant.experts
+        for each in (tpu, tpu_quant):
+            if each.supports(x, gate_up, down):
+                return each.experts
     from hex_llm.kernels.grouped_matmul import xla
 
     return xla.experts

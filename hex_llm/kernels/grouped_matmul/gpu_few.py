@@ -10,7 +10,6 @@ get a share of 0, so that what they add is nothing. Two kernels of the chain:
 """
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -22,24 +21,15 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.chain import padded
 from hex_llm.kernels.gpu_gate import gated
+from hex_llm.kernels.grouped_matmul.gpu_few_plan import Plan, plans_for, ring_slots
+from hex_llm.kernels.grouped_matmul.gpu_left import Place, arrays_of, left_of
 from hex_llm.kernels.grouped_matmul.gpu_ring import Ring, Work, run
+from hex_llm.kernels.grouped_matmul.gpu_sums import add_to_rows, load, store
 from hex_llm.kernels.hopper import MMA_ROWS, num_sms
+from hex_llm.kernels.quant_matmul.weight import Matrix
 from hex_llm.pytree import pytree
 
-SHARED_BYTES = 222 * 1024  # for the ring: of 227 KB, so that a small kernel can stand beside
-MAX_SPLITS = 8
 WORD = 32  # bits
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How the product with a weight of every expert is cut."""
-
-    rows: int  # of the weight, for one block at a time; of the gate and up together
-    depth: int  # columns of the weight in one slot of the ring
-    splits: int = 1  # parts of F, each a piece of work of its own
-    slots: int | None = None  # of the ring; as many as fit if not given
-    blocks: int | None = None  # at a time; one for each SM if not given
 
 
 @pytree
@@ -97,49 +87,11 @@ def _in_order(words: Array, most: int) -> Array:
     return jnp.where(nth < 0, before(jnp.full_like(nth, total)), jnp.minimum(place, total - 1))
 
 
-def gate_up_plan(tokens: int, size: int, width: int) -> Plan:
-    """For weights [E, 2F, D]: `size` is F, `width` D."""
-    rows = next(rows for rows in _heights(tokens, least=2 * MMA_ROWS) if size % (rows // 2) == 0)
-    return Plan(rows=rows, depth=_depth(tokens, rows, width))
-
-
-def down_plan(tokens: int, size: int, width: int) -> Plan:
-    """For weights [E, D, F]: `size` is F, `width` D."""
-    found = []
-    for rows in _heights(tokens, least=MMA_ROWS):
-        if width % rows == 0:
-            depth = _depth(tokens, rows, size)
-            for splits in range(1, MAX_SPLITS + 1):
-                if size // depth % splits == 0:
-                    pieces = width // rows * splits
-                    # Whole rounds of all SMs; of those that are as good the first, which reads the least of `x`.
-                    found.append((pieces / (-(-pieces // num_sms()) * num_sms()), Plan(rows, depth, splits)))
-    enough = min(0.7, max(share for share, _ in found))
-    return next(plan for share, plan in found if share >= enough)
-
-
-def _heights(tokens: int, least: int) -> list[int]:
-    """Rows for a block to try, the better first: a block reads all of `x` for each of its tiles, and tall ones keep
-    that well below what it reads of the weight."""
-    wanted = max(least, next((rows for rows in (64, 128) if rows >= 2 * tokens), 256))
-    return [rows for rows in (256, 128, 64) if least <= rows <= wanted]
-
-
-def _depth(tokens: int, rows: int, size: int) -> int:
-    """Deep slots are the faster ones, where enough of them fit."""
-    return 128 if size % 128 == 0 and rows + tokens <= 192 else 64
-
-
-def ring_slots(tokens: int, plan: Plan) -> int:
-    """Slots of the ring of a block: as many as fit, if the plan does not say."""
-    return plan.slots or SHARED_BYTES // ((plan.rows + padded(tokens)) * plan.depth * 2)
-
-
 def experts(
     x: Array,
-    gate_up: Array,
+    gate_up: Matrix,
     gate_up_bias: Array | None,
-    down: Array,
+    down: Matrix,
     chosen: Array,
     share: Array,
     *,
@@ -147,80 +99,104 @@ def experts(
     plans: tuple[Plan, Plan] | None = None,
 ) -> Array:
     """As `reference.experts`, in parts [n, padded(T), D] of float32."""
-    tokens, (num_experts, width, size) = chosen.shape[0], down.shape
+    tokens, num_experts = chosen.shape[0], down.shape[0]
     if plans is None:
-        plans = gate_up_plan(tokens, size, width), down_plan(tokens, size, width)
+        plans = plans_for(tokens, min(num_experts, chosen.size), gate_up, down)
     batch = padded(tokens)
-    x = x[:batch] if x.shape[0] >= batch else jnp.pad(x, ((0, batch - x.shape[0]), (0, 0)))
+    # Codes may have columns more than there are, that stand for zeros.
+    missing = max(batch - x.shape[0], 0), gate_up.shape[2] - x.shape[1]
+    x = jnp.pad(x[:batch], [(0, each) for each in missing]) if any(missing) else x[:batch]
     which = touched(chosen, share, num_experts)
-    hidden = gate_up_product(x, gate_up, gate_up_bias, which, activation=activation, plan=plans[0])
+    hidden = gate_up_product(
+        x, gate_up, gate_up_bias, which, activation=activation, plan=plans[0], columns=down.shape[2]
+    )
     return down_product(hidden, down, which, plan=plans[1])
 
 
-@functools.partial(jax.jit, static_argnames=("activation", "plan"))
+@functools.partial(jax.jit, static_argnames=("activation", "plan", "columns"))
 def gate_up_product(
-    x: Array, weight: Array, bias: Array | None, which: Touched, *, activation: Activation, plan: Plan
+    x: Array,
+    weight: Matrix,
+    bias: Array | None,
+    which: Touched,
+    *,
+    activation: Activation,
+    plan: Plan,
+    columns: int | None = None,
 ) -> Array:
-    """[rows, D] x [E, 2F, D] -> [most touched, rows, F] in the type of `x`, by the share; written for the touched."""
+    """[rows, D] x [E, 2F, D] -> [most touched, rows, F] in the type of `x`, by the share; written for the touched.
+
+    Where more columns than F are asked for, those are zeros.
+    """
     batch, width = x.shape
     size, most = weight.shape[1] // 2, which.order.shape[0] - 1
-    ring = _ring(batch, plan, x.dtype, weights=2)
-    tiles, steps = size // ring.rows, width // plan.depth
+    ring = _ring(batch, plan, weight, x.dtype, weights=2)
+    columns = columns or size
+    rows, depth = ring.left.rows, ring.left.depth
+    tiles, steps = size // rows, width // depth
     blocks = min(plan.blocks or num_sms(), most * tiles)
+    arrays = arrays_of(weight)
 
-    def body(x_ref, w_ref, order_ref, share_ref, *refs):
+    def body(x_ref, order_ref, share_ref, *refs):
+        w_refs, refs = list(refs[: len(arrays)]), refs[len(arrays) :]
         bias_ref, (out_ref, *scratch) = (refs[0], refs[1:]) if bias is not None else (None, refs)
 
         def place(piece):
             """(which of the touched experts, first row) of a piece of work."""
             number = lax.axis_index("block") + piece * blocks
-            return lax.div(number, tiles), lax.rem(number, tiles) * ring.rows
+            return lax.div(number, tiles), lax.rem(number, tiles) * rows
 
         def weights(piece, step):
-            (nth, first), columns = place(piece), pl.ds(step * plan.depth, plan.depth)
-            return [w_ref.at[order_ref[1 + nth], pl.ds(first + i * size, ring.rows), columns] for i in range(2)]
+            nth, first = place(piece)
+            return [Place(order_ref[1 + nth], first + i * size, step * depth) for i in range(2)]
 
         def x_part(_, step):
-            return x_ref.at[:, pl.ds(step * plan.depth, plan.depth)]
+            return x_ref.at[:, pl.ds(step * depth, depth)]
 
         def finish(piece, worker, sums):
             nth, first = place(piece)
             expert, row = order_ref[1 + nth], first + worker * MMA_ROWS
             if bias_ref is not None:
                 sums = [
-                    _add_to_rows(each, bias_ref.at[expert, pl.ds(row + i * size, MMA_ROWS)])
+                    add_to_rows(each, bias_ref.at[expert, pl.ds(row + i * size, MMA_ROWS)])
                     for i, each in enumerate(sums)
                 ]
-            share = _load(share_ref.at[expert], plgpu.Layout.WGMMA.reduce(0))
+            share = load(share_ref.at[expert], plgpu.Layout.WGMMA.reduce(0))
             share = lax.broadcast_in_dim(share, sums[0].shape, [1])
             # A token that did not choose the expert must not get as much as the NaN of 0 times infinity.
-            result = jnp.where(share != 0, gated(activation, *sums) * share, 0.0)
-            _store(out_ref.at[nth, :, pl.ds(row, MMA_ROWS)], result.astype(x.dtype))
+            result = jnp.where(share != 0, gated(activation, *sums) * share, 0.0).astype(x.dtype)
+            store(out_ref.at[nth, :, pl.ds(row, MMA_ROWS)], result)
+            for column in range(size, columns, MMA_ROWS):
+                target = out_ref.at[nth, :, pl.ds(column, MMA_ROWS)]
+                pl.when(row == size - MMA_ROWS)(functools.partial(store, target, jnp.zeros_like(result)))
 
         def work():
             plgpu.griddepcontrol_wait()
             pieces = lax.div(order_ref[0] * tiles - lax.axis_index("block") + blocks - 1, blocks)
-            return Work(pieces, steps, weights, x_part, finish, early=False)
+            return Work(pieces, steps, w_refs, weights, x_part, finish, early=False)
 
         run(ring, work, *scratch)
 
-    arrays = [x, weight, which.order, which.share] + ([] if bias is None else [bias])
-    return _kernel(body, (most, batch, size), x.dtype, ring, blocks)(*arrays)
+    kernel = ring.kernel(body, (most, batch, columns), x.dtype, blocks)
+    return kernel(x, which.order, which.share, *arrays, *([] if bias is None else [bias]))
 
 
 @functools.partial(jax.jit, static_argnames="plan")
-def down_product(hidden: Array, weight: Array, which: Touched, *, plan: Plan) -> Array:
+def down_product(hidden: Array, weight: Matrix, which: Touched, *, plan: Plan) -> Array:
     """[most touched, rows, F] x [E, D, F] -> [splits, rows, D] float32, to be added.
 
     Which experts are touched must have been written before the kernel in front began: it is read before that ends.
     """
     _, batch, size = hidden.shape
     width = weight.shape[1]
-    ring = _ring(batch, plan, hidden.dtype, weights=1)
-    tiles, steps = width // plan.rows, size // plan.depth // plan.splits
+    ring = _ring(batch, plan, weight, hidden.dtype, weights=plan.stack)
+    rows, depth = ring.left.rows, ring.left.depth
+    tiles, steps = width // plan.rows, size // depth // plan.splits
     blocks = min(plan.blocks or num_sms(), tiles * plan.splits)
+    arrays = arrays_of(weight)
 
-    def body(hidden_ref, w_ref, order_ref, out_ref, *scratch):
+    def body(hidden_ref, order_ref, *refs):
+        w_refs, (out_ref, *scratch) = list(refs[: len(arrays)]), refs[len(arrays) :]
         block = lax.axis_index("block")
 
         def place(piece):
@@ -228,56 +204,32 @@ def down_product(hidden: Array, weight: Array, which: Touched, *, plan: Plan) ->
             number = block + piece * blocks
             return lax.rem(number, tiles) * plan.rows, lax.div(number, tiles)
 
-        def columns(split, step):
-            return pl.ds((split * steps + lax.rem(step, steps)) * plan.depth, plan.depth)
+        def column(split, step):
+            return (split * steps + lax.rem(step, steps)) * depth
 
         def weights(piece, step):
             first, split = place(piece)
             expert = order_ref[1 + lax.div(step, steps)]
-            return [w_ref.at[expert, pl.ds(first, plan.rows), columns(split, step)]]
+            return [Place(expert, first + i * rows, column(split, step)) for i in range(plan.stack)]
 
         def hidden_part(piece, step):
-            return hidden_ref.at[lax.div(step, steps), :, columns(place(piece)[1], step)]
+            return hidden_ref.at[lax.div(step, steps), :, pl.ds(column(place(piece)[1], step), depth)]
 
         def finish(piece, worker, sums):
             first, split = place(piece)
-            _store(out_ref.at[split, :, pl.ds(first + worker * MMA_ROWS, MMA_ROWS)], sums[0])
+            for i, each in enumerate(sums):
+                store(out_ref.at[split, :, pl.ds(first + i * rows + worker * MMA_ROWS, MMA_ROWS)], each)
 
         def work():
             pieces = lax.div(tiles * plan.splits - block + blocks - 1, blocks)
-            return Work(pieces, order_ref[0] * steps, weights, hidden_part, finish, early=True)
+            return Work(pieces, order_ref[0] * steps, w_refs, weights, hidden_part, finish, early=True)
 
         run(ring, work, *scratch)
 
-    kernel = _kernel(body, (plan.splits, batch, width), jnp.float32, ring, blocks)
-    return kernel(hidden, weight, which.order)
+    kernel = ring.kernel(body, (plan.splits, batch, width), jnp.float32, blocks)
+    return kernel(hidden, which.order, *arrays)
 
 
-def _ring(batch: int, plan: Plan, dtype: Any, *, weights: int) -> Ring:
-    return Ring(ring_slots(batch, plan), weights, plan.rows // weights, plan.depth, batch, dtype)
-
-
-def _kernel(body: Any, shape: tuple[int, ...], dtype: Any, ring: Ring, blocks: int) -> Any:
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct(shape, dtype),
-        grid=(blocks,),
-        grid_names=("block",),
-        num_threads=ring.workers + 1,
-        thread_name="worker",
-        scratch_types=ring.scratch(),
-        compiler_params=plgpu.CompilerParams(approx_math=True),
-    )
-
-
-def _load(ref: Any, layout: Any) -> Array:
-    return plgpu.load(ref, layout=layout, optimized=False).astype(jnp.float32)
-
-
-def _add_to_rows(sums: Array, bias_ref: Any) -> Array:
-    return sums + lax.broadcast_in_dim(_load(bias_ref, plgpu.Layout.WGMMA.reduce(1)), sums.shape, [0])
-
-
-def _store(ref: Any, result: Array) -> None:
-    """Turned round, each thread has two neighbours of one token, and a warp writes whole sectors."""
-    ref.transpose((1, 0))[...] = plgpu.layout_cast(result, plgpu.Layout.WGMMA_TRANSPOSED)
+def _ring(batch: int, plan: Plan, weight: Matrix, dtype: Any, *, weights: int) -> Ring:
+    left = left_of(weight, weights=weights, rows=plan.rows // weights, depth=plan.depth)
+    return Ring(ring_slots(batch, plan, left), left, weights, batch, dtype)

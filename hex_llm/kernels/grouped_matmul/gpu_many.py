@@ -19,6 +19,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.gpu_gate import gated
+from hex_llm.kernels.grouped_matmul.gpu_band import in_bands
 from hex_llm.kernels.grouped_matmul.groups import Groups, combine, group_rows
 from hex_llm.kernels.hopper import MMA_ROWS, num_sms
 
@@ -118,13 +119,9 @@ def product(
         pieces = lax.div(count * across - block + blocks - 1, blocks)
 
         def place(piece):
-            """(tile, first row, first column of the result) of a piece of work: down the rows of a band, then on."""
-            number = block + piece * blocks
-            which = lax.div(number, band * across)
-            left = number - which * (band * across)
-            height = jnp.minimum(band, count - which * band)
-            tile, column = which * band + lax.rem(left, height), lax.div(left, height) * stride
-            return tile, tile * plan.rows, column
+            """(tile, first row, first column of the result) of a piece of work."""
+            tile, column = in_bands(block + piece * blocks, count, across, band)
+            return tile, tile * plan.rows, column * stride
 
         @pl.when(worker == WORKERS)
         def _memory():

@@ -6,6 +6,7 @@ from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
 
 from hex_llm.kernels.activation import Activation, gated
 from hex_llm.kernels.grouped_matmul.groups import combine, group_rows
+from hex_llm.kernels.quant_matmul.weight import Matrix, Packed
 
 LANES, SUBLANES = 128, 16  # a tile of bf16
 # Of rows, the first that experts fill; of columns and of what is summed over, the first that divides, or the largest,
@@ -13,8 +14,10 @@ LANES, SUBLANES = 128, 16  # a tile of bf16
 TILES = (512, 256, 128)
 
 
-def supports(x: Array, gate_up: Array, down: Array) -> bool:
+def supports(x: Array, gate_up: Matrix, down: Matrix) -> bool:
     """Whether the product does these types and sizes."""
+    if isinstance(gate_up, Packed) or isinstance(down, Packed):
+        return False
     _, width, size = down.shape
     typed = x.dtype == gate_up.dtype == down.dtype and x.dtype in (jnp.bfloat16, jnp.float32)
     return typed and min(width, size) >= LANES

@@ -11,7 +11,12 @@ from hex_llm.kernels.activation import Activation, gated
 from hex_llm.kernels.grouped_matmul.groups import combine, group_rows
 from hex_llm.kernels.quant_matmul.tpu import product, sizes_for
 from hex_llm.kernels.quant_matmul.tpu_sizes import MOST_TOKENS, SUBLANES
-from hex_llm.kernels.quant_matmul.weight import Packed
+from hex_llm.kernels.quant_matmul.weight import Matrix, Packed
+
+
+def supports(x: Array, gate_up: Matrix, down: Matrix) -> bool:
+    """Whether the weights lie as the product takes them."""
+    return all(isinstance(each, Packed) and each.layout == "tpu" for each in (gate_up, down))
 
 
 def experts(

@@ -9,6 +9,7 @@ from jax import Array, lax
 from hex_llm.kernels.activation import Activation, gated
 from hex_llm.kernels.grouped_matmul.groups import combine, group_rows
 from hex_llm.kernels.quant_matmul import xla as quant_matmul
+from hex_llm.kernels.quant_matmul.layouts import as_plain
 from hex_llm.kernels.quant_matmul.weight import Matrix, Packed
 from hex_llm.parallel.backend import backend
 
@@ -26,6 +27,7 @@ def experts(
     activation: Activation,
 ) -> Array:
     """As `reference.experts`, but [1, T, D] in the type of `x`, to which each product is rounded."""
+    gate_up, down = as_plain(gate_up, x.shape[1]), as_plain(down, gate_up.shape[1] // 2)
     tile = _tile(chosen.shape[0], chosen.shape[1], gate_up.shape[0])
     groups = group_rows(chosen, gate_up.shape[0], tile)
 

@@ -1,7 +1,7 @@
 """A weight in few bits: what its numbers are, and how they lie.
 
 `Codes` says what the numbers are, one code for each: that is what formats of checkpoints are read into, whichever they
-are. `Packed` is a weight as a kernel takes it. `api.pack` makes one of the other, once, when a model is loaded.
+are. `Packed` is a weight as a kernel takes it. `layouts.pack` makes one of the other, once, when a model is loaded.
 """
 
 from dataclasses import replace

@@ -1,0 +1,110 @@
+"""Whole models in quantized formats: what devices have of them, how well they answer, and which are refused."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.checkpoints import write_llama
+from tests.quantization.models import FOLDER, share_right
+from tests.quantization.writers import KINDS, write
+
+# One of each layout, in every run; all of them with -m slow.
+SOME = [
+    "awq", "gptq 4 zeros", "gptq 8 v2 sorted", "bitsandbytes int8", "bitsandbytes nf4 nested",
+    "float-quantized static", "pack-quantized 4 sorted", "int-quantized zeros", "fbgemm_fp8",
+]  # fmt: skip
+ANSWERING = ["awq", "bitsandbytes int8", "bitsandbytes nf4", "float-quantized static"]
+EVERY = 5  # of the questions, in every run
+FOUR_BITS = ("awq", "gptq 4", "nf4", "fp4", "pack-quantized 4")
+
+
+def on_devices(names: list[str]) -> None:
+    command = [sys.executable, "-m", "tests.quantization.on_devices", *names]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines() == names
+
+
+@pytest.mark.parametrize("names", [SOME[:5], SOME[5:]], ids=["integers", "others"])
+def test_devices_have_their_shares_bit_by_bit(names):
+    on_devices(names)
+
+
+@pytest.mark.slow
+def test_devices_have_their_shares_of_all_formats_bit_by_bit():
+    on_devices([name for name in KINDS if name not in SOME])
+
+
+def check_answers(name: str, every: int, folder) -> None:
+    """A question or two in a hundred may be lost to rounding, five with 4 bits."""
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
+    lost = 0.05 if any(word in name for word in FOUR_BITS) else 0.02
+    found = share_right(write(FOLDER, folder / "model", KINDS[name]), every, cache)
+    print(f"{name}: {found:.4f} of every {every}th question")
+    assert found >= share_right(FOLDER, every, cache) - lost
+
+
+@pytest.mark.parametrize("name", ANSWERING)
+def test_the_embedded_model_answers_as_well(name, tmp_path):
+    check_answers(name, EVERY, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_the_embedded_model_answers_all_questions_as_well(name, tmp_path):
+    check_answers(name, 1, tmp_path)
+
+
+def quantized(folder, name):
+    """A tiny model whose sizes go with groups of 64."""
+    source = write_llama(folder / "source", hidden_size=64, intermediate_size=128)
+    return write(source, folder / "model", KINDS[name])
+
+
+def change_config(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= changes
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def change_tensors(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+QWEIGHT, QZEROS = (f"model.layers.1.mlp.up_proj.{name}" for name in ("qweight", "qzeros"))
+
+
+def cut(tensors):
+    tensors[QWEIGHT] = np.ascontiguousarray(tensors[QWEIGHT][:-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "words"),
+    [
+        ("awq of 32", lambda folder: change_tensors(folder, cut), [QWEIGHT, "[63, 16]", "[64, 16]"]),
+        ("awq of 32", lambda folder: change_tensors(folder, lambda all: all.pop(QZEROS)), [QZEROS, "lacks"]),
+        ("awq of 32", lambda folder: change_config(folder, group_size=48), ["64 columns", "groups of 48"]),
+        ("awq of 32", lambda folder: change_config(folder, bits=3), ["quantization_config.bits is 3"]),
+        ("gptq 4 zeros", lambda folder: change_config(folder, bits=3), ["quantization_config.bits is 3"]),
+        ("awq of 32", lambda folder: change_config(folder, quant_method="quip"), ["quant_method is 'quip'"]),
+        ("awq of 32", lambda folder: change_config(folder, version="gemv"), ["version is 'gemv'"]),
+        ("awq of 32", lambda folder: change_config(folder, quant_method="mxfp4"), ["quantization_config.bits is 4"]),
+    ],
+    ids=["cut", "no zeros", "group", "bits", "gptq bits", "method", "version", "another method"],
+)
+def test_a_server_refuses_what_it_cannot_read_with_exit_3_and_the_name(name, damage, words, tmp_path):
+    folder = quantized(tmp_path, name)
+    damage(folder)
+    command = [sys.executable, "-m", "hex_llm.server.api_server", f"--model={folder}", "--port=0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 3, done.stderr
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr
