@@ -160,7 +160,7 @@ def test_plans_cover_the_served_models(name, coding, group):
         assert down.shape[2] % (second.depth * second.splits) == 0
         for plan, weight, weights in ((first, gate_up, 2), (second, down, 1)):
             left = gpu_left.left_of(weight, weights=weights, rows=plan.rows // weights, depth=plan.depth)
-            assert gpu_few_plan.ring_slots(tokens, plan, left) >= 3
+            assert gpu_few_plan.ring_slots(tokens, plan.slots, left) >= 3
         assert down.shape[1] // second.rows * second.splits >= 0.6 * 132
     for tokens in (129, 2048):
         tile = gpu_many_codes.tile_tokens(tokens * k, gate_up.shape[0])

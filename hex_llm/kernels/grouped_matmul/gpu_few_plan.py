@@ -9,6 +9,7 @@ from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, Matrix, Packed
 
 SHARED_BYTES = 222 * 1024  # for the ring: of 227 KB, so that a small kernel can stand beside
 MAX_SPLITS = 8
+MAX_SLOTS = 32  # there are no more barriers in a group
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,6 @@ def _decoding(pieces: int, rows: int, stack: int) -> float:
     return -(-pieces // num_sms()) * tiles * ((1.1 if stack == 2 else 1.3) if alone else 1.0)
 
 
-def ring_slots(tokens: int, plan: Plan, left: Left) -> int:
-    """Slots of the ring of a block: as many as fit, if the plan does not say."""
-    return plan.slots or SHARED_BYTES // (left.slot_bytes + padded(tokens) * left.depth * 2)
+def ring_slots(tokens: int, wanted: int | None, left: Left) -> int:
+    """Slots of the ring of a block: as many as fit, if no number is wanted."""
+    return wanted or min(MAX_SLOTS, SHARED_BYTES // (left.slot_bytes + padded(tokens) * left.depth * 2))

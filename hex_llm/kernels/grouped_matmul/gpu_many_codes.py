@@ -21,7 +21,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.gpu_gate import gated
 from hex_llm.kernels.grouped_matmul.gpu_band import in_bands
-from hex_llm.kernels.grouped_matmul.gpu_few_plan import SHARED_BYTES
+from hex_llm.kernels.grouped_matmul.gpu_few_plan import ring_slots
 from hex_llm.kernels.grouped_matmul.gpu_left import Place, arrays_of, left_of
 from hex_llm.kernels.grouped_matmul.gpu_ring import Ring, Work, run
 from hex_llm.kernels.grouped_matmul.gpu_sums import add_to_rows, store
@@ -158,5 +158,4 @@ def product(
 
 def _ring(weight: Packed, plan: Plan, dtype: Any) -> Ring:
     left = left_of(weight, weights=plan.weights, rows=plan.workers * MMA_ROWS, depth=HOPPER_COLUMNS)
-    slots = plan.slots or SHARED_BYTES // (left.slot_bytes + plan.tokens * HOPPER_COLUMNS * 2)
-    return Ring(slots, left, plan.weights, plan.tokens, dtype)
+    return Ring(ring_slots(plan.tokens, plan.slots, left), left, plan.weights, plan.tokens, dtype)

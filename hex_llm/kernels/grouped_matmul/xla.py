@@ -3,12 +3,16 @@
 The work follows the rows: an expert that nobody has chosen is not read, and a loop has no more turns than tiles.
 """
 
+import dataclasses
+
 import jax.numpy as jnp
 from jax import Array, lax
 
 from hex_llm.kernels.activation import Activation, gated
 from hex_llm.kernels.grouped_matmul.groups import combine, group_rows
 from hex_llm.kernels.quant_matmul import xla as quant_matmul
+from hex_llm.kernels.quant_matmul.gpu_layout import unpack
+from hex_llm.kernels.quant_matmul.reference import dequantize
 from hex_llm.kernels.quant_matmul.weight import Matrix, Packed
 from hex_llm.parallel.backend import backend
 
@@ -55,9 +59,18 @@ def _tile(tokens: int, k: int, num_experts: int) -> int:
 
 def _product(rows: Array, weights: Matrix, expert: Array) -> Array:
     if isinstance(weights, Packed):
-        return quant_matmul.matmul(rows, weights, dtype=jnp.dtype(jnp.float32), expert=expert)
-    weight = lax.dynamic_index_in_dim(weights, expert, keepdims=False)
+        if weights.layout != "hopper":
+            return quant_matmul.matmul(rows, weights, dtype=jnp.dtype(jnp.float32), expert=expert)
+        weight = _decoded(weights, expert)[:, : rows.shape[1]].astype(rows.dtype)
+    else:
+        weight = lax.dynamic_index_in_dim(weights, expert, keepdims=False)
     if rows.shape[0] == 1 and weight.dtype.itemsize < 4 and backend() == "cpu":
         # As in `layers.linear`: a product would write out a float32 copy of the weight first.
         return jnp.sum(weight.astype(jnp.float32) * rows.astype(jnp.float32), axis=1)[None, :]
     return lax.dot_general(rows, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def _decoded(weights: Packed, expert: Array) -> Array:
+    """An expert's weight [out, in or more], where Hopper's kernels take one of the two weights but not the other."""
+    data, scale = (lax.dynamic_index_in_dim(each, expert, keepdims=False) for each in (weights.data, weights.scale))
+    return dequantize(unpack(dataclasses.replace(weights, data=data, scale=scale)))
