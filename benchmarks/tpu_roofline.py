@@ -5,7 +5,7 @@
 Nothing runs: these are the figures of `hex_llm.bench.roofline`, in Markdown.
 """
 
-from hex_llm.bench.roofline import ITEM, Machine, Part, Slice, served, step_parts, sums
+from hex_llm.bench.roofline import ITEM, Machine, Part, Slice, served, step_parts, step_seconds, sums
 from hex_llm.catalog.chips import CHIPS
 from hex_llm.catalog.entry import config_of
 from hex_llm.catalog.index import find
@@ -22,6 +22,8 @@ STEPS = (
     ("256 decodes", [Slice(1, CONTEXT)] * 256),
     ("a prompt of 2048", [Slice(2048, 2048)]),
 )
+# Bits of a weight in memory: int4 has a scale of 32 and a zero of 16 for each 128.
+FEW_BITS = (("bf16", 16.0), ("int8, fp8", 8.0), ("int4", 4.375))
 SPLIT = (
     ("meta-llama/Llama-3.1-8B-Instruct", V5E_8),
     ("meta-llama/Llama-3.1-8B-Instruct", V6E_8),
@@ -66,6 +68,13 @@ def main() -> None:
                 f"| {name.rpartition('/')[2]} | {machine.chip.name}-8 | {step} | {summed / 1e6:.1f} | "
                 f"{added.sent / 1e6:.0f} | {1e3 * seconds:.2f} | {1e3 * rest:.2f} | {seconds / (seconds + rest):.2f} |"
             )
+    print()
+    print("| model | machine | step | " + " | ".join(f"ms, {name}" for name, _ in FEW_BITS) + " |")
+    print("|---|---|---" + "|---" * len(FEW_BITS) + "|")
+    for arch, name, machine in ((small, "Llama-3.1-8B", V6E_1), (large, "Llama-3.3-70B", V6E_8)):
+        for step, slices in STEPS:
+            cells = [f"{1e3 * step_seconds(arch, machine, slices, bits=bits):.2f}" for _, bits in FEW_BITS]
+            print(f"| {name} | {machine.chip.name}-{machine.devices} | {step} | {' | '.join(cells)} |")
 
 
 def milliseconds_of(part: Part, machine: Machine) -> str:

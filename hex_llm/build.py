@@ -324,6 +324,8 @@ def _kv_dtype(config: Config, model: Model) -> Any:
             return model.dtype
         case "fp8":
             return jnp.dtype(jnp.float8_e4m3fn)
+        case "int8":
+            return jnp.dtype(jnp.int8)
 
 
 def _step_tokens(config: Config, model: Model) -> tuple[int, int | None]:

@@ -235,10 +235,11 @@ class Config:
         aliases=("num-gpu-blocks-override",),
     )
     block_size: Literal[8, 16, 32, 2048, 8192] = _memory(32, "Tokens in a block of KV cache.")
-    kv_cache_dtype: Literal["auto", "fp8"] = _memory(
+    kv_cache_dtype: Literal["auto", "fp8", "int8"] = _memory(
         "auto",
-        "Number type of the KV cache. auto is that of --dtype; fp8, in half the bytes of bfloat16, has 4 bits for the"
-        " exponent and 3 for the fraction, and no scales.",
+        "Number type of the KV cache. auto is that of --dtype. fp8 takes half the bytes of bfloat16: 4 bits for the"
+        " exponent, 3 for the fraction, no scales. int8 is more exact: it has a scale for each token and head, which"
+        " takes 4 bytes more.",
         synonyms={"fp8_e4m3": "fp8"},
         refused={"fp8_e5m2": "its 2 bits for the fraction are too few; fp8 has 3, and a range that is large enough."},
     )

@@ -85,7 +85,7 @@ def test_documented_choices_are_the_ones_accepted():
         "kv_transfer_path": ("auto", "device", "jax", "host"),
         "worker_distributed_method": ("mp", "ray"),
         "block_size": (8, 16, 32, 2048, 8192),
-        "kv_cache_dtype": ("auto", "fp8"),
+        "kv_cache_dtype": ("auto", "fp8", "int8"),
         "prefix_cache_isolation": ("auto", "none", "key", "salt"),
     }
 

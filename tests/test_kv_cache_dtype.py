@@ -28,6 +28,8 @@ def test_a_block_is_half_as_large_so_there_are_twice_as_many():
     (wide, few), (narrow, many) = blocks(), blocks(kv_cache_dtype="fp8")
     assert (2 * narrow, 2 * few) == (wide, many)
     assert blocks(kv_cache_dtype="fp8_e4m3") == (narrow, many)
+    scaled, _ = blocks(kv_cache_dtype="int8")
+    assert scaled == narrow * (64 + 4) // 64  # heads of 64 numbers, and their scale
 
 
 @cache
@@ -51,13 +53,14 @@ def right_answers(kv_cache_dtype: str) -> int:
     return sum(result.outputs[0].text == question["answer"] for result, question in zip(told, asked, strict=True))
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["fp8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
 def test_the_embedded_model_keeps_its_accuracy_within_2_points(kv_cache_dtype):
     assert right_answers(kv_cache_dtype) >= right_answers("auto") - 4
     assert right_answers("auto") >= 180
 
 
-def test_keys_and_values_are_kept_in_the_type_that_was_asked_for():
-    config = Config(max_model_len=64, num_blocks=8, warmup=False, compilation_cache_dir="", kv_cache_dtype="fp8")
+@pytest.mark.parametrize(("name", "dtypes"), [("fp8", {jnp.float8_e4m3fn}), ("int8", {jnp.int8, jnp.float32})])
+def test_keys_and_values_are_kept_in_the_type_that_was_asked_for(name, dtypes):
+    config = Config(max_model_len=64, num_blocks=8, warmup=False, compilation_cache_dir="", kv_cache_dtype=name)
     runner, _ = build.build_runner(config, build.find_model(config))
-    assert {leaf.dtype for leaf in jax.tree.leaves(runner._kv)} == {jnp.dtype(jnp.float8_e4m3fn)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(runner._kv)} == {jnp.dtype(each) for each in dtypes}

@@ -67,23 +67,26 @@ class Sizes:
     head: int
 
 
-def step_seconds(arch: Arch, machine: Machine, slices: Sequence[Slice]) -> float:
-    return sum(part.seconds(machine.chip) for part in step_parts(arch, machine, slices))
+def step_seconds(arch: Arch, machine: Machine, slices: Sequence[Slice], *, bits: float = 16) -> float:
+    return sum(part.seconds(machine.chip) for part in step_parts(arch, machine, slices, bits=bits))
 
 
-def step_parts(arch: Arch, machine: Machine, slices: Sequence[Slice]) -> list[Part]:
-    """What a device does in a step whose tokens are chosen greedily."""
+def step_parts(arch: Arch, machine: Machine, slices: Sequence[Slice], *, bits: float = 16) -> list[Part]:
+    """What a device does in a step whose tokens are chosen greedily. `bits`: of a weight in memory, with its part of a
+    scale; the head is in bf16 always.
+    """
     split, sizes = Split(arch, machine.devices), weight_sizes(arch, machine.devices)
     tokens, rows = sum(each.tokens for each in slices), len(slices)
     parts = [
-        Part("products", flops=2 * sizes.dense * tokens, read=ITEM * sizes.dense),
+        Part("products", flops=2 * sizes.dense * tokens, read=bits / 8 * sizes.dense),
         _attention(arch, split, slices),
         Part("head", flops=2 * sizes.head * rows, read=ITEM * sizes.head),
     ]
     if arch.num_experts:
         share = arch.experts_per_token / arch.num_experts
         touched = 1 - (1 - share) ** tokens  # of the experts, if they are chosen alike
-        parts.append(Part("experts", flops=2 * sizes.experts * share * tokens, read=ITEM * sizes.experts * touched))
+        read = bits / 8 * sizes.experts * touched
+        parts.append(Part("experts", flops=2 * sizes.experts * share * tokens, read=read))
     if machine.devices > 1:
         parts.append(sums(arch, machine, tokens))
     return parts
@@ -135,10 +138,10 @@ class Served:
     seconds_per_token: float  # of a request
 
 
-def served(arch: Arch, machine: Machine, *, running: int, prompt: int, output: int) -> Served:
+def served(arch: Arch, machine: Machine, *, running: int, prompt: int, output: int, bits: float = 16) -> Served:
     """While all are answered once, there are `output` decode steps of all, with as many prompts as there are requests
     between them, or in them."""
-    decode = step_seconds(arch, machine, [Slice(1, prompt + output // 2)] * running)
-    prefill = step_seconds(arch, machine, [Slice(prompt, prompt)])
+    decode = step_seconds(arch, machine, [Slice(1, prompt + output // 2)] * running, bits=bits)
+    prefill = step_seconds(arch, machine, [Slice(prompt, prompt)], bits=bits)
     seconds = output * decode + running * prefill
     return Served(running * output / seconds, seconds / output)

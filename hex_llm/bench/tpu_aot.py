@@ -45,6 +45,7 @@ SILENT = {
     "TPU_STDERR_LOG_LEVEL": "3",
     "TPU_MIN_LOG_LEVEL": "3",
 }
+OURS = ("paged_attention", "quant_matmul")  # what names of kernels begin with
 # What XLA may need for a program's arguments beyond their plain bytes: tiles that they do not fill.
 PADDING = 0.01
 
@@ -189,9 +190,9 @@ def _by_place(found: list[Collective]) -> tuple[list[Collective], list[Collectiv
 
 def kernels(hlo: str) -> Counter[str]:
     """How often each Pallas kernel is called in a compiled program. JAX's grouped product has no name there that lasts:
-    it goes by that of whatever is around it."""
+    it goes by that of whatever is around it. Ours for weights in few bits also does experts."""
     names = re.findall(r'%([a-zA-Z_]+)[\w.-]* = [^\n]*custom_call_target="tpu_custom_call"', hlo)
-    return Counter(name if name.startswith("paged_attention") else "grouped_matmul" for name in names)
+    return Counter(name if name.startswith(OURS) else "grouped_matmul" for name in names)
 
 
 def _copies(hlo: str, pages: jax.ShapeDtypeStruct) -> int:

@@ -10,6 +10,7 @@ from jax import Array
 from hex_llm.kernels.matmul import api
 from hex_llm.kernels.matmul.reference import total
 from hex_llm.kernels.quant_matmul import api as quant_api
+from hex_llm.kernels.quant_matmul.rows import Rows, Tokens
 from hex_llm.kernels.quant_matmul.weight import Matrix, Packed
 from hex_llm.parallel.backend import backend
 from hex_llm.parallel.manual import is_split, join_over_devices, sum_over_devices
@@ -20,7 +21,7 @@ def kernels_of(weight: Matrix) -> ModuleType:
     return quant_api if isinstance(weight, Packed) else api
 
 
-def linear_parts(x: Array, weight: Matrix) -> Array:
+def linear_parts(x: Tokens, weight: Matrix) -> Array:
     """[R, in] x [out, in] -> [n, R or more, out], to be added and rounded to the type of `x` by what comes next.
 
     Rows past R mean nothing. A bias is left to what comes next, too.
@@ -49,7 +50,7 @@ def summed(parts: Array, dtype: Any) -> Array:
     return sum_over_devices(total(parts).astype(dtype))[None]
 
 
-def linear(x: Array, weight: Matrix, bias: Array | None = None) -> Array:
+def linear(x: Tokens, weight: Matrix, bias: Array | None = None) -> Array:
     """[R, in] x [out, in] -> [R, out] in the type of `x`, to which the sum, made in float32, is rounded."""
     if backend() == "cpu" or (isinstance(weight, Packed) and bias is not None):
         return linear_float32(x, weight, bias).astype(x.dtype)
@@ -58,10 +59,10 @@ def linear(x: Array, weight: Matrix, bias: Array | None = None) -> Array:
     return out if bias is None else out + bias.astype(x.dtype)[None, :]
 
 
-def linear_float32(x: Array, weight: Matrix, bias: Array | None = None) -> Array:
+def linear_float32(x: Tokens, weight: Matrix, bias: Array | None = None) -> Array:
     """As `linear`, but left in float32: for logits, which sampling compares."""
-    if isinstance(weight, Packed):
-        out = quant_api.matmul(x, weight, dtype=jnp.dtype(jnp.float32))
+    if isinstance(weight, Packed) or isinstance(x, Rows):
+        out = _product(x, weight, jnp.float32)
     elif api.takes(x, weight):
         out = jnp.sum(api.parts(x, weight, dtype=jnp.dtype(jnp.float32)), axis=0)[: x.shape[0]]
     elif x.shape[0] == 1 and weight.dtype.itemsize < 4 and backend() == "cpu":
@@ -73,7 +74,8 @@ def linear_float32(x: Array, weight: Matrix, bias: Array | None = None) -> Array
     return out if bias is None else out + bias.astype(jnp.float32)[None, :]
 
 
-def _product(x: Array, weight: Matrix, dtype: Any) -> Array:
+def _product(x: Tokens, weight: Matrix, dtype: Any) -> Array:
     if isinstance(weight, Packed):
         return quant_api.matmul(x, weight, dtype=jnp.dtype(dtype))
+    assert not isinstance(x, Rows), "tokens in 8 bits are for weights in 8 bits"
     return jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=dtype)

@@ -3,12 +3,13 @@
 from jax import Array
 
 from hex_llm.kernels.activation import Activation, gated
+from hex_llm.kernels.quant_matmul.rows import Tokens
 from hex_llm.kernels.quant_matmul.weight import Matrix
 from hex_llm.layers.linear import kernels_of, linear, linear_summed
 
 
 def gated_mlp(
-    x: Array,
+    x: Tokens,
     gate_up: Matrix,
     down: Matrix,
     gate_up_bias: Array | None = None,
@@ -20,7 +21,7 @@ def gated_mlp(
     return linear_summed(gated_hidden(x, gate_up, gate_up_bias, activation=activation), down, down_bias)
 
 
-def gated_hidden(x: Array, gate_up: Matrix, gate_up_bias: Array | None = None, *, activation: Activation) -> Array:
+def gated_hidden(x: Tokens, gate_up: Matrix, gate_up_bias: Array | None = None, *, activation: Activation) -> Array:
     """[T, D] -> [T or more, F]: what `down` multiplies."""
     kernels = kernels_of(gate_up)
     if gate_up_bias is None and kernels.takes(x, gate_up, activation=activation):

@@ -3,6 +3,9 @@
 from jax import Array
 
 from hex_llm.kernels.matmul import api, reference
+from hex_llm.kernels.quant_matmul.api import rows_for
+from hex_llm.kernels.quant_matmul.rows import Tokens
+from hex_llm.kernels.quant_matmul.weight import Matrix
 from hex_llm.kernels.rms import Rms, rms_norm
 from hex_llm.pytree import pytree
 
@@ -24,8 +27,12 @@ def value(stream: Stream, rms: Rms) -> Array:
     return reference.add(stream.x, stream.parts, rms, inner=stream.norm)
 
 
-def add_rms_norm(stream: Stream, weight: Array, rms: Rms) -> tuple[Array, Array]:
-    """The stream's value [T, D], and its norm: [T, D], or in more rows, of which those past T mean nothing."""
+def add_rms_norm(stream: Stream, weight: Array, rms: Rms, *, behind: Matrix | None = None) -> tuple[Array, Tokens]:
+    """The stream's value [T, D], and its norm: [T, D], or in more rows, of which those past T mean nothing.
+
+    Where nothing but a product with the weight `behind` reads the norm, it may come in the few bits which that takes.
+    """
     if stream.parts is None:
         return stream.x, rms_norm(stream.x, weight, rms)
-    return api.add_norm(stream.x, stream.parts, weight, rms, inner=stream.norm)
+    fp8 = None if behind is None else rows_for(stream.x, behind)
+    return api.add_norm(stream.x, stream.parts, weight, rms, inner=stream.norm, fp8=fp8)

@@ -7,6 +7,7 @@ from jax import Array
 
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention.api import prepare
+from hex_llm.kernels.paged_attention.pages import Pages
 from hex_llm.kernels.rms import rms_norm
 from hex_llm.layers.embedding import embed, score, whole, without_filling
 from hex_llm.layers.norm import Stream, value
@@ -29,7 +30,7 @@ class Model(Protocol):
     def head(self) -> Matrix | None: ...
 
 
-def forward(model: Model, arch: Arch, kv: tuple[Array, ...], batch: Batch) -> tuple[Array, tuple[Array, ...]]:
+def forward(model: Model, arch: Arch, kv: tuple[Pages, ...], batch: Batch) -> tuple[Array, tuple[Pages, ...]]:
     """The hidden state [T, D] of every token, and the pages with their keys and values.
 
     `kv` holds for each layer an array [pages, 2, kv_heads, page_size, head_dim].

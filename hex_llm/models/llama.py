@@ -7,6 +7,8 @@ from jax import Array
 
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention.api import attend
+from hex_llm.kernels.paged_attention.pages import Pages
+from hex_llm.kernels.quant_matmul.rows import Tokens
 from hex_llm.kernels.rope_write.api import rope_write
 from hex_llm.layers.linear import linear_parts, linear_summed
 from hex_llm.layers.mlp import gated_mlp
@@ -61,6 +63,11 @@ class Mlp:
     down: Matrix = tensor("down_proj.weight", "embed mlp")
     down_bias: Weight | None = tensor("down_proj.bias", "embed", when=_mlp_bias)
 
+    @property
+    def first(self) -> Matrix | None:
+        """The weight that alone multiplies the tokens as they come; None: others want them, too."""
+        return self.gate_up
+
 
 @pytree
 class Layer:
@@ -81,8 +88,8 @@ class Llama:
 
 
 def attention(
-    x: Array, pages: Array, weights: Attention, arch: Arch, kind: Kind, rope: Tables, batch: Batch
-) -> tuple[Array, Array]:
+    x: Tokens, pages: Pages, weights: Attention, arch: Arch, kind: Kind, rope: Tables, batch: Batch
+) -> tuple[Array, Pages]:
     """[T, D] -> [n, T, D], to be added; the tokens' keys and values are written to the pages."""
     norms = None if weights.q_norm is None or weights.k_norm is None else (weights.q_norm, weights.k_norm)
     qkv = linear_parts(x, weights.qkv)
@@ -100,7 +107,7 @@ def attention(
     return linear_summed(out.reshape(out.shape[0], -1), weights.o, weights.o_bias), pages
 
 
-def dense(x: Array, weights: Mlp, arch: Arch, batch: Batch) -> Array:
+def dense(x: Tokens, weights: Mlp, arch: Arch, batch: Batch) -> Array:
     """[T or more, D] -> [n, T or more, D], to be added; rows past T mean nothing."""
     return gated_mlp(
         x, weights.gate_up, weights.down, weights.gate_up_bias, weights.down_bias, activation=arch.activation
@@ -109,20 +116,21 @@ def dense(x: Array, weights: Mlp, arch: Arch, batch: Batch) -> Array:
 
 def layer(
     stream: Stream,
-    pages: Array,
+    pages: Pages,
     weights: Any,
     arch: Arch,
     kind: Kind,
     rope: Tables,
     batch: Batch,
     *,
-    attention: Callable[..., tuple[Array, Array]] = attention,
+    attention: Callable[..., tuple[Array, Pages]] = attention,
     feed_forward: Callable[..., Array] = dense,
-) -> tuple[Stream, Array]:
+) -> tuple[Stream, Pages]:
     """The stream of tokens and the layer's pages, before and after."""
-    x, h = add_rms_norm(stream, weights.attention_norm, arch.rms)
+    x, h = add_rms_norm(stream, weights.attention_norm, arch.rms, behind=weights.attention.qkv)
     parts, pages = attention(h, pages, weights.attention, arch, kind, rope, batch)
-    x, h = add_rms_norm(Stream(x, parts, weights.after_attention), weights.mlp_norm, arch.rms)
+    stream = Stream(x, parts, weights.after_attention)
+    x, h = add_rms_norm(stream, weights.mlp_norm, arch.rms, behind=weights.mlp.first)
     return Stream(x, feed_forward(h, weights.mlp, arch, batch), weights.after_mlp), pages
 
 

@@ -11,6 +11,7 @@ from jax import Array
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.matmul.reference import total
 from hex_llm.kernels.paged_attention.api import attend, write_pages
+from hex_llm.kernels.paged_attention.pages import Pages
 from hex_llm.kernels.rms import rms_norm
 from hex_llm.kernels.rope_write.reference import rotate, split
 from hex_llm.kernels.window import Window
@@ -50,6 +51,7 @@ class Moe:
     shared: llama.Mlp = nested(llama.Mlp, "shared_expert.")
 
     gate_up_bias = down_bias = None
+    first = None  # the router reads the tokens as well
 
 
 @pytree
@@ -64,8 +66,8 @@ class Llama4(llama.Llama):
 
 
 def attention(
-    x: Array, pages: Array, weights: Attention, arch: Arch, kind: Kind, rope: llama.Tables, batch: Batch
-) -> tuple[Array, Array]:
+    x: Array, pages: Pages, weights: Attention, arch: Arch, kind: Kind, rope: llama.Tables, batch: Batch
+) -> tuple[Array, Pages]:
     """As in `llama`; heads are normalised after they are rotated, and far away, those that are not grow."""
     q, k, v = split(linear_parts(x, weights.qkv), pages, batch, x.dtype, weights.qkv_bias, arch.head_dim)
     if rope is not None:

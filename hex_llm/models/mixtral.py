@@ -28,6 +28,7 @@ class Moe:
     down: Matrix = fused(("experts.{}.w2.weight",), ("embed",), "mlp", stack="tensors")
 
     router_bias = gate_up_bias = down_bias = None
+    first = None  # the router reads the tokens as well
 
 
 @pytree

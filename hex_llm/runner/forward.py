@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from hex_llm.kernels.batch import Batch
+from hex_llm.kernels.paged_attention.pages import Pages
 from hex_llm.models import decoder
 from hex_llm.models.arch import Arch
 from hex_llm.pytree import pytree
@@ -23,8 +24,8 @@ class Computed:
 
 
 def forward(
-    params: Any, kv: tuple[Array, ...], slots: Slots, blob: Array, *, arch: Arch, layout: Layout
-) -> tuple[tuple[Array, ...], Slots, Computed]:
+    params: Any, kv: tuple[Pages, ...], slots: Slots, blob: Array, *, arch: Arch, layout: Layout
+) -> tuple[tuple[Pages, ...], Slots, Computed]:
     fields = layout.cut(blob)
     slots = Slots(last_token=slots.last_token, page_table=_update_page_table(slots.page_table, fields))
     batch, last = _batch(fields, slots, layout)

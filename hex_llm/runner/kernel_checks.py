@@ -1,8 +1,11 @@
-"""Whether a TPU's memories hold what its attention works with: asked before anything is loaded."""
+"""Whether kernels do a model's attention, and a TPU's memories hold what that works with: asked before anything is
+loaded."""
 
 import logging
+from typing import Any
 
 from hex_llm.errors import ConfigError
+from hex_llm.kernels.hopper import is_hopper
 from hex_llm.kernels.paged_attention.api import page_width
 from hex_llm.models.split import Split
 from hex_llm.parallel.backend import backend
@@ -16,6 +19,10 @@ def check_attention(programs: Programs, step_tokens: int) -> None:
 
     `step_tokens` is the most of a step.
     """
+    if is_hopper():
+        from hex_llm.kernels.paged_attention.gpu_decode_sizes import refusal as hopper_refusal
+
+        _tell_if_slow(hopper_refusal(*_shapes(programs), *_dtypes(programs)), "Hopper GPUs")
     if backend() != "tpu":
         return
     # Pallas takes a second to import, which a start on other devices has better use for.
@@ -46,7 +53,20 @@ def check_attention(programs: Programs, step_tokens: int) -> None:
             f"{size} bytes for {LANES} tokens, but a TPU's vector memory holds {LARGEST_BLOCK_BYTES}: more devices "
             "would fit."
         )
-    pages = (1, 2, split.kv_heads, shapes.page_size, page_width(arch.head_dim))
-    queries = (1, split.heads, arch.head_dim)
-    if reason := refusal(queries, pages, shapes.table_width, programs.params.embed.dtype, programs.dtype):
-        logger.warning("Attention will be slow, by XLA and not by a kernel for TPUs: %s.", reason)
+    _tell_if_slow(refusal(*_shapes(programs), shapes.table_width, *_dtypes(programs)), "TPUs")
+
+
+def _shapes(programs: Programs) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of queries and of pages, on a device."""
+    arch, split = programs.arch, Split.over(programs.arch, programs.mesh)
+    pages = (1, 2, split.kv_heads, programs.shapes.page_size, page_width(arch.head_dim))
+    return (1, split.heads, arch.head_dim), pages
+
+
+def _dtypes(programs: Programs) -> tuple[Any, Any]:
+    return programs.params.embed.dtype, programs.dtype
+
+
+def _tell_if_slow(reason: str | None, devices: str) -> None:
+    if reason is not None:
+        logger.warning("Attention will be slow, by XLA and not by a kernel for %s: %s.", devices, reason)

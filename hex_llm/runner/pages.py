@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec, Sharding
 
+from hex_llm.kernels.paged_attention.pages import Pages, packed, unpacked
 from hex_llm.models.split import Split
 from hex_llm.parallel.manual import device_index, join_over_devices
 from hex_llm.parallel.sharding import STAGED, WHOLE
@@ -27,7 +29,7 @@ _HEADS = 3  # the dimension of a copy that devices share
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """What copies of blocks look like: [layers, blocks, 2, heads, page size, page width]."""
+    """What copies of blocks look like: [layers, blocks, 2, heads, page size, page width], with pages packed."""
 
     counts: tuple[int, ...]  # the numbers of blocks that a copy can have, from few to many
     block: tuple[int, int, int, int, int]  # the other dimensions
@@ -75,16 +77,21 @@ def places_to_write(blocks: Sequence[int], count: int, num_pages: int) -> np.nda
     return places
 
 
-def copy_out(kv: tuple[Array, ...], places: Array, *, split: Split) -> Array:
-    staged = jnp.stack([pages.at[places].get(mode="promise_in_bounds") for pages in kv])
+def copy_out(kv: tuple[Pages, ...], places: Array, *, split: Split) -> Array:
+    def copied(pages: Array) -> Array:
+        return pages.at[places].get(mode="promise_in_bounds")
+
+    staged = jnp.stack([packed(jax.tree.map(copied, pages)) for pages in kv])
     return staged if _is_even(split) else _whole(staged, split)
 
 
-def copy_in(kv: tuple[Array, ...], staged: Array, places: Array, *, split: Split) -> tuple[Array, ...]:
+def copy_in(kv: tuple[Pages, ...], staged: Array, places: Array, *, split: Split) -> tuple[Pages, ...]:
     own = staged if _is_even(split) else _own(staged, split)
-    return tuple(
-        pages.at[places].set(part, mode="drop", unique_indices=True) for pages, part in zip(kv, own, strict=True)
-    )
+
+    def written(pages: Array, part: Array) -> Array:
+        return pages.at[places].set(part, mode="drop", unique_indices=True)
+
+    return tuple(jax.tree.map(written, pages, unpacked(part)) for pages, part in zip(kv, own, strict=True))
 
 
 def _is_even(split: Split) -> bool:

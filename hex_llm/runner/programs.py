@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hex_llm.kernels.paged_attention.api import page_width
+from hex_llm.kernels.paged_attention.pages import SCALE, packed_width, rounded
 from hex_llm.models.arch import Arch
 from hex_llm.models.split import Split
 from hex_llm.parallel.backend import backend
@@ -124,11 +125,13 @@ class Programs:
     transfers: bool = False  # blocks are copied out for other engines, and in
 
     @property
-    def kv(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+    def kv(self) -> tuple[Any, ...]:
+        """Of each layer the `Pages`."""
         shapes, split = self.shapes, Split.over(self.arch, self.mesh)
         width = page_width(self.arch.head_dim)
         page = (shapes.num_pages, 2, split.kv_heads * split.num_devices, shapes.page_size, width)
-        return (self._array(page, self.dtype, PAGES),) * self.arch.num_layers
+        made = jax.eval_shape(lambda: rounded(jnp.zeros(page, SCALE), self.dtype))
+        return (jax.tree.map(lambda each: self._array(each.shape, each.dtype, PAGES), made),) * self.arch.num_layers
 
     @property
     def slots(self) -> Slots:
@@ -141,7 +144,8 @@ class Programs:
     @property
     def staging(self) -> Staging:
         arch, shapes = self.arch, self.shapes
-        block = (arch.num_layers, 2, arch.num_kv_heads, shapes.page_size, page_width(arch.head_dim))
+        width = packed_width(page_width(arch.head_dim), self.dtype)
+        block = (arch.num_layers, 2, arch.num_kv_heads, shapes.page_size, width)
         block_bytes = math.prod(block) * jnp.dtype(self.dtype).itemsize
         counts = part_counts(block_bytes, -(-shapes.max_model_len // shapes.page_size)) if self.transfers else ()
         return Staging(counts, block, self.dtype, NamedSharding(self.mesh, staged_spec(Split.over(arch, self.mesh))))

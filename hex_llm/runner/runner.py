@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 from hex_llm.engine.step import Logprobs, Slice, StepResult
+from hex_llm.kernels.paged_attention.pages import Pages
 from hex_llm.runner.buckets import Bucket, Buckets, Variant
 from hex_llm.runner.compiler import Compiler
 from hex_llm.runner.forward import Computed
@@ -49,8 +50,8 @@ class DeviceRunner:
         self._shapes = programs.shapes
         self.staging: Staging = programs.staging
         self._packer = Packer(programs.shapes, buckets)
-        self._kv: tuple[Array, ...] = tuple(
-            _made(partial(jnp.zeros, each.shape, each.dtype), each) for each in programs.kv
+        self._kv: tuple[Pages, ...] = jax.tree.map(
+            lambda each: _made(partial(jnp.zeros, each.shape, each.dtype), each), programs.kv
         )
         self._slots = _made(partial(empty_slots, programs.shapes), programs.slots)
         self._history = _made(partial(empty_history, programs.shapes), programs.history)

@@ -88,3 +88,13 @@ def test_what_a_load_gets_out_is_what_decodes_and_prompts_leave(llama):
 def test_a_topologys_name_begins_with_its_chips():
     assert chip_of("v5e:2x4") is CHIPS["v5e"]
     assert all(chip.usable <= chip.hbm for chip in CHIPS.values())
+
+
+def test_weights_in_few_bits_are_less_to_read_and_as_much_to_compute():
+    arch = arch_of("mistralai/Mixtral-8x7B-Instruct-v0.1")
+    machine, slices = Machine(CHIPS["v5e"], (2, 4)), [Slice(1, 100)] * 8
+    wide, narrow = (step_parts(arch, machine, slices, bits=bits) for bits in (16, 4))
+    assert [part.flops for part in wide] == [part.flops for part in narrow]
+    shrunk = {a.name for a, b in zip(wide, narrow, strict=True) if b.read == a.read / 4 and a.read}
+    assert shrunk == {"products", "experts"}
+    assert step_seconds(arch, machine, slices, bits=4) < step_seconds(arch, machine, slices)

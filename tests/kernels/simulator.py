@@ -30,6 +30,9 @@ from jax._src.state.primitives import ref_swap
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from hex_llm.kernels.paged_attention import gpu_decode_narrow
+from tests.kernels import narrow
+
 BLOCKS, TASKS = 256, 1000  # of a kernel and of a block, with clocks of their own; where two share one, a race can hide
 OF_PRODUCTS = 1 << 20  # with this, a wait for copies is one for products: the simulator leaves out `wgmma_wait`
 OF_THE_KERNEL_IN_FRONT = 1 << 21  # and with this, one for the end of that
@@ -192,6 +195,8 @@ def simulation(*, all_phases: bool = False) -> Iterator[list[Any]]:
         patch.setattr(plgpu, "griddepcontrol_launch_dependents", lambda: None)  # it has no kernels that overlap
         patch.setattr(plgpu, "wgmma_wait", lambda n: plgpu.wait_smem_to_gmem(OF_PRODUCTS + n))
         patch.setattr(pl, "run_state", run_state)
+        for name in ("load_keys", "load_values", "keys", "values", "turned_back"):  # it has no inlined instructions
+            patch.setattr(gpu_decode_narrow, name, getattr(narrow, name))
         patch.setattr(
             primitives, "wgmma_accumulator_store", lambda accumulator, value: ref_swap(accumulator, EVERYTHING, value)
         )

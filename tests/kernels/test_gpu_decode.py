@@ -131,7 +131,8 @@ def test_the_queries_of_a_row_are_among_those_that_are_copied_for_it(seqs, heads
     assert (sizes.first_q_row(row) + group).max() <= sizes.q_rows if not sizes.padded else group <= sizes.q_rows
 
 
-def run(q, pages, table, lengths, *, tuning=gpu_decode.DEFAULT, cores=3, window=None, sinks=None, **options):
+def run(q, pages, table, lengths, *, tuning=None, cores=3, window=None, sinks=None, **options):
+    tuning = tuning or gpu_decode.tuning_for(q.shape[2], pages.dtype)
     plan = plan_decode(
         jnp.asarray(lengths, jnp.int32), num_kv_heads=pages.shape[2], window=window, num_cores=cores, tuning=tuning
     )
@@ -144,7 +145,7 @@ def run(q, pages, table, lengths, *, tuning=gpu_decode.DEFAULT, cores=3, window=
 BF16, FP8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
 
 
-def compare(lengths, heads, kv_heads, head_dim, page_size, dtype, *, tuning=gpu_decode.DEFAULT, cores=3, **options):
+def compare(lengths, heads, kv_heads, head_dim, page_size, dtype, *, tuning=None, cores=3, **options):
     rng = np.random.default_rng(1)
     pages, table = random_pages(
         rng, lengths, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, dtype=dtype
@@ -169,7 +170,10 @@ def compare(lengths, heads, kv_heads, head_dim, page_size, dtype, *, tuning=gpu_
         ([64, 130], 2, 1, 256, 64, BF16, {"tuning": Tuning(turned=False), "soft_cap": 3.0}),
         ([70, 0, 513], 8, 2, 128, 32, BF16, {"tuning": dataclasses.replace(MANY_CHUNKS, turned=True)}),
         ([150, 0, 101, 9], 14, 2, 64, 8, FP8, {"tuning": Tuning(turned=True, tile=128), "window": Window(75)}),
-        ([90, 65], 4, 1, 128, 16, FP8, {"tuning": MANY_CHUNKS}),
+        ([90, 65], 4, 1, 128, 16, FP8, {"tuning": dataclasses.replace(MANY_CHUNKS, turned=False)}),
+        ([90, 0, 300], 8, 2, 128, 32, FP8, {"tuning": MANY_CHUNKS, "soft_cap": 3.0}),
+        ([70, 200], 16, 2, 256, 64, FP8, {"window": Window(75)}),
+        ([70, 130], 3, 1, 96, 32, FP8, {}),
         ([150, 101, 300, 1], 4, 2, 64, 32, BF16, {"window": Window(100, chunked=True), "tuning": MANY_CHUNKS}),
         ([70, 0, 257, 5], 6, 2, 64, 32, BF16, {"sinks": SINKS[:6], "tuning": MANY_CHUNKS}),
         ([70, 1], 8, 1, 128, 32, BF16, {"sinks": SINKS, "soft_cap": 3.0, "window": Window(60, chunked=True)}),
@@ -183,7 +187,10 @@ def compare(lengths, heads, kv_heads, head_dim, page_size, dtype, *, tuning=gpu_
         "head-256-in-rows",
         "turned-chunks",
         "turned-fp8-window",
+        "fp8-in-rows",
         "fp8",
+        "fp8-head-256",
+        "fp8-head-96",
         "chunked-window",
         "sinks",
         "sinks-cap-chunked-window",

@@ -9,7 +9,7 @@ from hex_llm.kernels import hopper
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention import reference
 from hex_llm.kernels.paged_attention.api import paged_attention
-from hex_llm.kernels.paged_attention.write import narrowed
+from hex_llm.kernels.paged_attention.pages import rounded, value
 from hex_llm.kernels.window import Window
 from tests.kernels.contexts import SCALE, expected, random_pages, spoil_unseen
 
@@ -69,7 +69,7 @@ def compare(
         for position in range(length):
             shape = (2, kv_heads, head_dim)
             pages[row[position // page_size], :, :, position % page_size] = rng.standard_normal(shape)
-    pages = jnp.asarray(pages, pages_dtype or dtype)
+    pages = rounded(jnp.asarray(pages), pages_dtype or dtype)
     q, k, v = (
         random(tokens, heads, head_dim),
         random(tokens, kv_heads, head_dim),
@@ -86,7 +86,8 @@ def compare(
         atol=tolerance,
         rtol=tolerance,
     )
-    np.testing.assert_array_equal(np.asarray(got_pages[1:], np.float32), np.asarray(want_pages[1:], np.float32))
+    for mine, theirs in zip(jax.tree.leaves(got_pages), jax.tree.leaves(want_pages), strict=True):
+        np.testing.assert_array_equal(np.asarray(mine[1:], np.float32), np.asarray(theirs[1:], np.float32))
 
 
 FAST = ["xla"]
@@ -168,20 +169,32 @@ def test_every_grouping_of_heads_works_in_bfloat16(name, heads, kv_heads, head_d
 
 @pytest.mark.parametrize("name", FAST)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("pages_dtype", [FP8, jnp.int8])
 @pytest.mark.parametrize("seed", range(2))
-def test_random_batches_with_pages_in_8_bits_agree_with_the_reference(name, dtype, seed):
+def test_random_batches_with_pages_in_8_bits_agree_with_the_reference(name, dtype, pages_dtype, seed):
     rng = np.random.default_rng(200 + seed)
     lengths = [*((1, int(rng.integers(1, 600))) for _ in range(9)), (40, 90), (130, 420)]
-    kind = {"pages_dtype": FP8, "dtype": dtype, "window": WINDOWS[seed], "sinks": seed > 0}
+    kind = {"pages_dtype": pages_dtype, "dtype": dtype, "window": WINDOWS[seed], "sinks": seed > 0}
     compare(name, rng, lengths, page_size=16, **kind)
     compare(name, rng, lengths[:9], page_size=16, decode_only=True, **kind)
 
 
 def test_what_8_bits_cannot_hold_becomes_the_largest_that_they_can():
     large = jnp.asarray([1e4, -500.0, 449.0, 3.0625, jnp.inf], jnp.bfloat16)
-    np.testing.assert_array_equal(narrowed(large, FP8).astype(jnp.float32), [448, -448, 448, 3, 448])
-    assert jnp.isnan(narrowed(jnp.float32(jnp.nan), FP8))
-    np.testing.assert_array_equal(narrowed(large, jnp.bfloat16), large)
+    np.testing.assert_array_equal(rounded(large, FP8).astype(jnp.float32), [448, -448, 448, 3, 448])
+    assert jnp.isnan(rounded(jnp.float32(jnp.nan), FP8))
+    np.testing.assert_array_equal(rounded(large, jnp.bfloat16), large)
+
+
+def test_whole_numbers_and_their_scale_are_off_by_at_most_half_a_127th_of_the_largest():
+    x = np.random.default_rng(0).standard_normal((5, 3, 64)).astype(np.float32) * np.logspace(-9, 3, 5)[:, None, None]
+    x[1, 2] = 0
+    kept = rounded(jnp.asarray(x, jnp.float32), jnp.int8)
+    assert {leaf.dtype for leaf in jax.tree.leaves(kept)} == {jnp.dtype(jnp.int8), jnp.dtype(jnp.float32)}
+    largest = np.abs(x).max(axis=-1, keepdims=True)
+    assert (np.abs(value(kept) - x) <= largest * (0.5 / 127 + 1e-6)).all()
+    spoilt = rounded(jnp.asarray([1.0, jnp.nan]), jnp.int8)
+    assert jnp.isnan(value(spoilt)).all()
 
 
 @pytest.mark.usefixtures("simulator")

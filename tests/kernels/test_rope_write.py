@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hex_llm.kernels.batch import Batch
+from hex_llm.kernels.paged_attention.pages import value
 from hex_llm.kernels.rms import Rms, rms_norm
 from hex_llm.kernels.rope_write import api, gpu, reference
 
@@ -104,7 +105,7 @@ def test_the_reference_writes_keys_turned_and_values_as_they_are():
     q, written = reference.rope_write(qkv, tables, pages, batch, BF16)
     heads = qkv.sum(0).astype(BF16).reshape(3, 8, 64)
     np.testing.assert_array_equal(q, reference.rotate(heads[:, :4], tables))
-    places = written[batch.write_page, :, :, batch.write_offset]
+    places = value(written)[batch.write_page, :, :, batch.write_offset]
     np.testing.assert_array_equal(places[:, 0], reference.rotate(heads[:, 4:6], tables))
     np.testing.assert_array_equal(places[:, 1], heads[:, 6:])
 
@@ -116,12 +117,12 @@ def test_the_reference_adds_the_bias_and_normalises_heads_before_it_turns_them_b
     heads = (qkv.sum(0) + given["bias"].astype(jnp.float32)[None]).astype(BF16).reshape(3, 8, 64)
     queries, keys = (rms_norm(heads[:, part], given["norms"][i], Rms(1e-6)) for i, part in enumerate([Q, K]))
     np.testing.assert_array_equal(q, reference.rotate(queries, tables))
-    places = written[batch.write_page, :, :, batch.write_offset]
+    places = value(written)[batch.write_page, :, :, batch.write_offset]
     np.testing.assert_array_equal(places[:, 0], reference.rotate(keys, tables))
     np.testing.assert_array_equal(places[:, 1], heads[:, 6:])
     q, written = reference.rope_write(qkv, None, pages, batch, BF16, **given)
     np.testing.assert_array_equal(q, queries)
-    np.testing.assert_array_equal(written[batch.write_page, 0, :, batch.write_offset], keys)
+    np.testing.assert_array_equal(value(written)[batch.write_page, 0, :, batch.write_offset], keys)
 
 
 @pytest.mark.parametrize(("head_dim", "dtype"), [(80, jnp.bfloat16), (64, jnp.float32)])

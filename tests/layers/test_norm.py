@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -42,6 +43,7 @@ def test_the_parts_of_a_stream_are_added_and_normalised_first_if_it_says_so():
         stream = Stream(*(jnp.asarray(a, jnp.float32) for a in members))
         np.testing.assert_allclose(value(stream, rms), expected, rtol=1e-5, atol=1e-5)
         y, h = add_rms_norm(stream, jnp.asarray(weight, jnp.float32), rms)
+        assert isinstance(h, jax.Array)
         np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(h, normed(expected, weight), rtol=1e-5, atol=1e-5)
 

@@ -47,17 +47,19 @@ class ManyDevices:
         self._ask("logits", str(folder), num_devices, str(self._out))
         return np.load(self._out)
 
-    def greedy(self, folder: Path, num_devices: int, prompts: Sequence[Sequence[int]], length: int) -> list[list[int]]:
+    def greedy(
+        self, folder: Path, num_devices: int, prompts: Sequence[Sequence[int]], length: int, kv_cache_dtype: str = "auto"
+    ) -> list[list[int]]:
         """What an engine goes on with after the prompts."""
-        return self._ask("greedy", str(folder), num_devices, prompts, length)
+        return self._ask("greedy", str(folder), num_devices, prompts, length, kv_cache_dtype)
 
     def chosen(self, folder: Path, num_devices: int) -> list[list[int]]:
         """What an engine with programs as accelerators have them answers requests of every kind, alone and together."""
         return self._ask("chosen", str(folder), num_devices)
 
-    def moved(self, folder: Path, from_devices: int, to_devices: int, dtype: str) -> list[str]:
+    def moved(self, folder: Path, from_devices: int, to_devices: int, **flags: str) -> list[str]:
         """As `blocks_between.problems`."""
-        return self._ask("moved", str(folder), from_devices, to_devices, dtype)
+        return self._ask("moved", str(folder), from_devices, to_devices, flags)
 
     def _ask(self, *task: Any) -> Any:
         assert self._process.stdin is not None
@@ -81,12 +83,15 @@ def _logits(folder: str, num_devices: int, out: str) -> None:
     np.save(out, logits_of(*load_model(Path(folder), num_devices=num_devices)))
 
 
-def _greedy(folder: str, num_devices: int, prompts: list[list[int]], length: int) -> list[list[int]]:
+def _greedy(
+    folder: str, num_devices: int, prompts: list[list[int]], length: int, kv_cache_dtype: str
+) -> list[list[int]]:
     from hex_llm.engine.request import SamplingParams
     from tests.runner.engines import make_engine, run, tokens
 
     sampling = SamplingParams(temperature=0, max_tokens=length)
-    engine = make_engine(Path(folder), dtype="float32", enable_chunked_prefill=True, tensor_parallel_size=num_devices)
+    flags = {"dtype": "float32", "kv_cache_dtype": kv_cache_dtype, "tensor_parallel_size": num_devices}
+    engine = make_engine(Path(folder), enable_chunked_prefill=True, **flags)
     return [tokens(outputs) for outputs in run(engine, *[(prompt, sampling) for prompt in prompts])]
 
 
@@ -114,12 +119,12 @@ def _chosen(folder: str, num_devices: int) -> list[list[int]]:
     return [*alone, *(tokens(outputs) for outputs in run(engine, *asked))]
 
 
-def _moved(folder: str, from_devices: int, to_devices: int, dtype: str) -> list[str]:
+def _moved(folder: str, from_devices: int, to_devices: int, flags: dict[str, str]) -> list[str]:
     from tests.runner.blocks_between import problems
     from tests.runner.engines import make_copying_engine
 
     source, target = (
-        make_copying_engine(Path(folder), dtype=dtype, tensor_parallel_size=number)._runner
+        make_copying_engine(Path(folder), tensor_parallel_size=number, **flags)._runner
         for number in (from_devices, to_devices)
     )
     return problems(source, target)

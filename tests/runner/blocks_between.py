@@ -1,8 +1,10 @@
 """Blocks copied from one engine's cache to another's, with what that should come to worked out here."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from hex_llm.kernels.paged_attention.pages import packed, unpacked
 from hex_llm.models.split import Split
 from hex_llm.runner.runner import DeviceRunner
 
@@ -26,11 +28,11 @@ def problems(source: DeviceRunner, target: DeviceRunner) -> list[str]:
         target.copy_in(places, np.asarray(copy) if number % 2 else copy)
         here[:, places] = there[:, blocks]
     for layer, pages in enumerate(target._kv):
-        wrong = np.nonzero((bits(pages) != laid_out(target, here[layer])).any(axis=(1, 2, 3, 4)))[0]
+        wrong = np.nonzero((bits(packed(pages)) != laid_out(target, here[layer])).any(axis=(1, 2, 3, 4)))[0]
         if len(wrong):
             found.append(f"pages {wrong.tolist()} of layer {layer} are not what they should be")
     for layer, pages in enumerate(source._kv):
-        if bits(pages).tobytes() != laid_out(source, there[layer]).tobytes():
+        if bits(packed(pages)).tobytes() != laid_out(source, there[layer]).tobytes():
             found.append(f"copying blocks out changed layer {layer}")
     return found
 
@@ -49,7 +51,11 @@ def fill(runner: DeviceRunner, cache: np.ndarray) -> None:
     """Gives a runner that cache."""
     dtype = runner.staging.dtype
     runner._kv = tuple(
-        jax.device_put(laid_out(runner, pages).view(dtype), before.sharding)
+        jax.tree.map(
+            lambda new, old: jax.device_put(new, old.sharding),
+            unpacked(jnp.asarray(laid_out(runner, pages).view(dtype))),
+            before,
+        )
         for pages, before in zip(cache, runner._kv, strict=True)
     )
 

@@ -19,6 +19,7 @@ from tests.runner.blocks_between import bits, fill, problems, random_cache
 from tests.runner.engines import SMALL, make_copying_engine, make_engine, run, tokens
 
 MIB = 2**20
+INT8 = {"kv_cache_dtype": "int8"}
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +32,13 @@ def runner(folder):
     return make_copying_engine(folder, dtype="float32")._runner
 
 
-@pytest.mark.parametrize("flags", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "fp8"}])
+@pytest.mark.parametrize("flags", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "fp8"}, INT8])
 def test_blocks_arrive_in_another_engine_as_they_were_and_the_others_stay(folder, flags):
     source, target = (make_copying_engine(folder, **flags)._runner for _ in range(2))
     assert problems(source, target) == []
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "int8"])
 def test_a_request_goes_on_in_another_engine_from_the_blocks_of_the_first(folder, kv_cache_dtype):
     flags = {
         "kv_cache_dtype": kv_cache_dtype,

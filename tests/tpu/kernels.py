@@ -14,7 +14,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.grouped_matmul import tpu as grouped_matmul
 from hex_llm.kernels.paged_attention import tpu
+from hex_llm.kernels.quant_matmul import api as quant_matmul
+from hex_llm.kernels.quant_matmul import tpu as quant_tpu
+from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed
 from hex_llm.kernels.window import Window
+from hex_llm.parallel.backend import compiling_for
 
 
 def attention(
@@ -83,3 +87,47 @@ def experts(devices: list, *, tokens: int, num_experts: int, k: int, embed: int,
     run = partial(grouped_matmul.experts, activation="silu")
     chosen, share = array(tokens, k, dtype=jnp.int32), array(tokens, k, dtype=jnp.float32)
     return jax.jit(run).trace(x, gate_up, None, down, chosen, share).lower(lowering_platforms=("tpu",))
+
+
+def quantized(
+    devices: list,
+    *,
+    tokens: int,
+    out: int,
+    size: int,
+    coding: Coding,
+    group: int | None = None,
+    zero: bool = False,
+    num_experts: int | None = None,
+) -> jax.stages.Lowered:
+    """A product with a weight in few bits that is packed already, or with one for each block of tokens."""
+    mesh = Mesh(np.array(devices[:1]), ("model",))
+
+    def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
+
+    rows = (out,) if num_experts is None else (num_experts, out)
+    numbers: dict[Coding, Any] = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
+    codes = Codes(
+        codes=array(*rows, size, dtype=numbers.get(coding, jnp.uint8)),
+        scale=array(*rows, size // group if group else 1),
+        zero=array(*rows, size // group) if group and zero else None,
+        order=None,
+        input_scale=None,
+        coding=coding,
+    )
+
+    def run(x: jax.Array, weight: Packed) -> jax.Array:
+        if num_experts is None:
+            return quant_matmul.matmul(x, weight, dtype=jnp.dtype(jnp.bfloat16))
+        sizes = quant_tpu.sizes_for(tokens // num_experts, weight)
+        expert, blocks = jnp.arange(num_experts, dtype=jnp.int32), jnp.full(1, num_experts, jnp.int32)
+        return quant_tpu.product(x, weight, expert, blocks, sizes, dtype=jnp.dtype(jnp.float32))
+
+    with compiling_for("tpu"):
+        packed = jax.eval_shape(quant_matmul.pack, codes)
+        assert packed.layout == "tpu"
+        packed = jax.tree.map(lambda each: array(*each.shape, dtype=each.dtype), packed)
+        # As in a model: it says what the kernel is compiled for.
+        whole = jax.shard_map(run, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
+        return jax.jit(whole).trace(array(tokens, size, dtype=jnp.bfloat16), packed).lower(lowering_platforms=("tpu",))

@@ -1,6 +1,7 @@
 """What stands between two products of a layer, as a kernel that lets the second one start to fetch its weight.
 
-XLA's own fusion does the same sums, but the product behind it cannot start before it has ended.
+XLA's own fusion does the same sums, but the product behind it cannot start before it has ended. For one that takes its
+tokens in 8 bits, they are brought to those here: it would be a kernel of its own.
 """
 
 import functools
@@ -12,6 +13,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels.chain import padded
+from hex_llm.kernels.quant_matmul.gpu_fp8_rows import divided, row_scale
+from hex_llm.kernels.quant_matmul.rows import Fp8, Rows
 from hex_llm.kernels.rms import Rms
 
 THREADS = 128
@@ -24,13 +27,16 @@ def supports(width: int) -> bool:
 
 
 @functools.partial(jax.jit, static_argnames="rms")
-def add_norm(x: Array, pieces: Array, weight: Array, rms: Rms, *, inner: Array | None = None) -> tuple[Array, Array]:
-    """As `reference.add_norm`, but the norm has `padded` rows, those past M of zeros."""
+def add_norm(
+    x: Array, pieces: Array, weight: Array, rms: Rms, *, inner: Array | None = None, fp8: Fp8 | None = None
+) -> tuple[Array, Array | Rows]:
+    """As `reference.add_norm`, but the norm has `padded` rows, those past M of zeros. With `fp8` it is in 8 bits."""
     tokens, width = x.shape
     dtype = x.dtype
+    norm_dtype = dtype if fp8 is None else jnp.float8_e4m3fn
     vector = next(size for size in VECTORS if width // THREADS % size == 0)
 
-    def body(x_ref, pieces_ref, weight_ref, inner_ref, sum_ref, norm_ref):
+    def body(x_ref, pieces_ref, weight_ref, inner_ref, given_ref, sum_ref, norm_ref, scale_ref):
         # The kernel behind may come now: it waits for the end of this one before it reads what this one writes.
         plgpu.griddepcontrol_launch_dependents()
         token = lax.axis_index("token")
@@ -49,6 +55,7 @@ def add_norm(x: Array, pieces: Array, weight: Array, rms: Rms, *, inner: Array |
 
         scale = load(weight_ref).astype(dtype)
         inner_scale = None if inner_ref is None else load(inner_ref).astype(dtype)
+        given = None if given_ref is None else given_ref[0]
         plgpu.griddepcontrol_wait()
 
         @pl.when(token < tokens)
@@ -62,16 +69,30 @@ def add_norm(x: Array, pieces: Array, weight: Array, rms: Rms, *, inner: Array |
                 added = normed(added, inner_scale)
             row = (old + added.astype(jnp.float32)).astype(dtype)
             sum_ref[token] = row
-            norm_ref[token] = normed(row, scale)
+            norm = normed(row, scale)
+            if fp8 is not None:
+                norm = norm.astype(jnp.float32)
+                divisor = row_scale(norm) if given is None else given
+                norm = divided(norm, divisor)
+                scale_ref[token] = divisor
+            norm_ref[token] = norm
 
         @pl.when(token >= tokens)
         def _padding():
-            norm_ref[token] = plgpu.layout_cast(jnp.zeros_like(scale), layout)
+            norm_ref[token] = plgpu.layout_cast(jnp.zeros((width,), norm_dtype), layout)
+            if fp8 is not None:
+                scale_ref[token] = jnp.float32(1)
 
     kernel = plgpu.kernel(
         body,
-        out_type=[jax.ShapeDtypeStruct(x.shape, dtype), jax.ShapeDtypeStruct((padded(tokens), width), dtype)],
+        out_type=[
+            jax.ShapeDtypeStruct(x.shape, dtype),
+            jax.ShapeDtypeStruct((padded(tokens), width), norm_dtype),
+            None if fp8 is None else jax.ShapeDtypeStruct((padded(tokens),), jnp.float32),
+        ],
         grid=(padded(tokens),),
         grid_names=("token",),
     )
-    return tuple(kernel(x, pieces, weight, inner))
+    given = None if fp8 is None or fp8.input_scale is None else fp8.input_scale.reshape(1)
+    y, norm, scales = kernel(x, pieces, weight, inner, given)
+    return y, norm if fp8 is None else Rows(norm, scales, str(dtype))

@@ -7,10 +7,14 @@ piece of work and the next; each compute warpgroup multiplies 64 rows. `x` is sm
 
 Where `out` has too few tiles to fill the chip, `in` is split between blocks, and the float32 parts are added in a fixed
 order by whatever comes next. What one token gets depends on no other token.
+
+Operands are bfloat16, or both float8_e4m3fn: then the tokens and the rows of the weight may have scales, by which a sum
+is multiplied. A slot of the ring has as many bytes in either type.
 """
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +27,10 @@ from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.chain import MAX_TOKENS, padded
 from hex_llm.kernels.hopper import MMA_ROWS, num_sms
 from hex_llm.kernels.matmul.reference import total
+from hex_llm.pytree import pytree
 
-SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
+TYPES = (jnp.bfloat16, jnp.float8_e4m3fn)
+LINE_BYTES = 128  # of a row of an operand, which are swizzled together
 SHARED_BYTES = 222 * 1024  # for the ring: of 227 KB, so that a small kernel can stand beside
 MAX_SPLITS = 8
 
@@ -40,16 +46,22 @@ class Plan:
     blocks: int | None = None  # at a time; one for each SM if not given
 
 
-def supports(x: Array, weight: Array, *, activation: Activation | None = None) -> bool:
+def supports(x: Array | jax.ShapeDtypeStruct, weight: Array, *, activation: Activation | None = None) -> bool:
     """Whether there is a plan for [M, in] x [out, in]."""
     (tokens, size), out = x.shape, weight.shape[0]
     unit = MMA_ROWS if activation is None else 2 * MMA_ROWS
-    known = activation in (None, "silu", "gelu") and x.dtype == weight.dtype == jnp.bfloat16
-    return known and 0 < tokens <= MAX_TOKENS and out > 0 and out % unit == 0 and size > 0 and size % MMA_ROWS == 0
+    if activation not in (None, "silu", "gelu") or x.dtype != weight.dtype or x.dtype not in TYPES:
+        return False
+    return 0 < tokens <= MAX_TOKENS and out > 0 and out % unit == 0 and size > 0 and size % line(x.dtype) == 0
 
 
-def plan_for(tokens: int, out: int, size: int, *, gated: bool = False) -> Plan:
-    """The plan of a shape that `supports` accepts."""
+def line(dtype: Any) -> int:
+    """Columns of an operand that are swizzled together: a slot of the ring has a multiple of them."""
+    return LINE_BYTES // jnp.dtype(dtype).itemsize
+
+
+def plan_for(tokens: int, out: int, size: int, *, gated: bool = False, dtype: Any = jnp.bfloat16) -> Plan:
+    """The plan of a shape and type that `supports` accepts."""
     unit = 2 * MMA_ROWS if gated else MMA_ROWS
     # A block reads all of `x` for each of its tiles: tall ones keep that well below what it reads of the weight. But
     # where they leave SMs without work, low ones are better, and if those are still too few, `in` is split.
@@ -59,8 +71,8 @@ def plan_for(tokens: int, out: int, size: int, *, gated: bool = False) -> Plan:
     rows = next(rows for rows in (256, 128, 64) if rows <= wanted and out % rows == 0)
     most = 1 if gated else max(1, min(MAX_SPLITS, num_sms() // (out // rows)))
     # Deep slots are the faster ones, but with many tokens they are too few for a long piece of work.
-    deep = size % 128 == 0 and rows + tokens <= 192 and (tokens <= 64 or most > 1)
-    depth = 128 if deep else 64
+    deep = size % (2 * line(dtype)) == 0 and rows + tokens <= 192 and (tokens <= 64 or most > 1)
+    depth = 2 * line(dtype) if deep else line(dtype)
     splits = max(splits for splits in range(1, most + 1) if size // depth % splits == 0)
     # What a few SMs have more to do than the others they fetch alone, and not at the speed of memory. Then it is better
     # to give fewer SMs, which still keep memory busy, all the same.
@@ -70,9 +82,17 @@ def plan_for(tokens: int, out: int, size: int, *, gated: bool = False) -> Plan:
     return Plan(rows=rows, depth=depth, splits=splits, blocks=blocks)
 
 
-def ring_slots(tokens: int, plan: Plan) -> int:
+def ring_slots(tokens: int, plan: Plan, dtype: Any = jnp.bfloat16) -> int:
     """Slots of the ring of a block: as many as fit, if the plan does not say."""
-    return plan.slots or SHARED_BYTES // ((plan.rows + padded(tokens)) * plan.depth * 2)
+    return plan.slots or SHARED_BYTES // ((plan.rows + padded(tokens)) * plan.depth * jnp.dtype(dtype).itemsize)
+
+
+@pytree
+class Scales:
+    """By which the sum of a token and a row of the weight is multiplied, both float32."""
+
+    tokens: Array  # [M]
+    rows: Array  # [out]
 
 
 @functools.partial(jax.jit, static_argnames=("dtype", "plan", "activation"))
@@ -83,20 +103,24 @@ def parts(
     dtype: jnp.dtype | None = None,
     plan: Plan | None = None,
     activation: Activation | None = None,
+    scales: Scales | None = None,
 ) -> Array:
     """[M, in] x [out, in] -> [splits, padded(M), out], to be added: in float32, or in `dtype` where there is only one.
 
-    The weight must be there when the program starts, and no result of it: it is read before the kernel in front ends.
-    With an activation, the weight is [2F, in], the result [1, padded(M), F]: see `reference.gated_matmul`.
+    The weight must be there when the program starts, and no result of it: it is read before the kernel in front ends;
+    so are the scales of its rows. With an activation, the weight is [2F, in], the result [1, padded(M), F]: see
+    `reference.gated_matmul`.
     """
     tokens, size = x.shape
     if plan is None:
-        plan = plan_for(tokens, weight.shape[0], size, gated=activation is not None)
+        plan = plan_for(tokens, weight.shape[0], size, gated=activation is not None, dtype=x.dtype)
     batch = padded(tokens)
     if batch != tokens:
         x = jnp.pad(x, ((0, batch - tokens), (0, 0)))
+        if scales is not None:
+            scales = Scales(jnp.pad(scales.tokens, (0, batch - tokens)), scales.rows)
     dtype = jnp.dtype(jnp.float32 if plan.splits > 1 else dtype or x.dtype)
-    return _call(x, weight, dtype, plan, activation)
+    return _call(x, weight, dtype, plan, activation, scales)
 
 
 def matmul(x: Array, weight: Array, *, dtype: jnp.dtype | None = None, plan: Plan | None = None) -> Array:
@@ -109,7 +133,9 @@ def gated_matmul(x: Array, weight: Array, activation: Activation, *, plan: Plan 
     return parts(x, weight, plan=plan, activation=activation)[0, : x.shape[0]]
 
 
-def _call(x: Array, weight: Array, dtype: jnp.dtype, plan: Plan, activation: Activation | None) -> Array:
+def _call(
+    x: Array, weight: Array, dtype: jnp.dtype, plan: Plan, activation: Activation | None, scales: Scales | None
+) -> Array:
     batch, size = x.shape
     operands = 1 if activation is None else 2  # of the weight, for each warpgroup
     out = weight.shape[0] // operands
@@ -118,10 +144,12 @@ def _call(x: Array, weight: Array, dtype: jnp.dtype, plan: Plan, activation: Act
     tiles = out // tile_rows
     steps = size // plan.depth // plan.splits
     blocks = min(plan.blocks or num_sms(), tiles * plan.splits)
-    slots = min(ring_slots(batch, plan), steps * -(-tiles * plan.splits // blocks))
+    slots = min(ring_slots(batch, plan, x.dtype), steps * -(-tiles * plan.splits // blocks))
     prefetched = min(slots, steps)
+    tile = (8, line(x.dtype))
+    swizzled = plgpu.TilingTransform(tile), plgpu.SwizzleTransform(LINE_BYTES)  # pyright: ignore[reportAbstractUsage]
 
-    def body(x_ref, w_ref, o_ref, x_ring, w_ring, full, empty):
+    def body(x_ref, w_ref, scales_ref, o_ref, x_ring, w_ring, token_scales, full, empty, scaled):
         block, worker = lax.axis_index("block"), lax.axis_index("worker")
         pieces = lax.div(tiles * plan.splits - block + blocks - 1, blocks)
 
@@ -149,6 +177,8 @@ def _call(x: Array, weight: Array, dtype: jnp.dtype, plan: Plan, activation: Act
             pl.loop(0, prefetched)(lambda t: fetch(0, t, with_x=False))
             plgpu.griddepcontrol_wait()
             plgpu.griddepcontrol_launch_dependents()
+            if scales_ref is not None:
+                plgpu.copy_gmem_to_smem(scales_ref.tokens, token_scales, scaled)
             pl.loop(0, prefetched)(lambda t: fetch(0, t, with_weight=False))
 
             @pl.loop(0, pieces)
@@ -169,8 +199,19 @@ def _call(x: Array, weight: Array, dtype: jnp.dtype, plan: Plan, activation: Act
             def rows_of(half):
                 return pl.ds(half * tile_rows + worker * MMA_ROWS, MMA_ROWS)
 
+            def load_row_scales(index):
+                first, _ = place(index)
+                for half in range(operands):
+                    rows = scales_ref.rows.at[pl.ds(first + half * out + worker * MMA_ROWS, MMA_ROWS)]
+                    yield plgpu.load(rows, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+
+            if scales_ref is not None:
+                plgpu.barrier_wait(scaled)
+
             @pl.loop(0, pieces)
             def _(index):
+                row_scales = [] if scales_ref is None else list(load_row_scales(index))
+
                 def accumulate(*totals):
                     @pl.loop(0, steps)
                     def _(t):
@@ -190,6 +231,14 @@ def _call(x: Array, weight: Array, dtype: jnp.dtype, plan: Plan, activation: Act
                     accumulate, *[plgpu.WGMMAAccumulatorRef((MMA_ROWS, batch), jnp.float32)] * operands
                 )
                 plgpu.barrier_arrive(empty.at[lax.rem(index * steps + steps - 1, slots)])
+                if scales_ref is not None:
+                    columns = plgpu.load(token_scales, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+                    totals = [
+                        each
+                        * lax.broadcast_in_dim(rows, each.shape, [0])
+                        * lax.broadcast_in_dim(columns, each.shape, [1])
+                        for each, rows in zip(totals, row_scales, strict=True)
+                    ]
                 result = totals[0] if activation is None else gpu_gate.gated(activation, *totals)
                 first, split = place(index)
                 # Turned round, each thread has two neighbours of one token, and a warp writes whole sectors.
@@ -204,11 +253,13 @@ def _call(x: Array, weight: Array, dtype: jnp.dtype, plan: Plan, activation: Act
         num_threads=workers + 1,
         thread_name="worker",
         scratch_types=[
-            plgpu.SMEM((slots, batch, plan.depth), x.dtype, transforms=SWIZZLED),
-            plgpu.SMEM((slots, plan.rows, plan.depth), x.dtype, transforms=SWIZZLED),
+            plgpu.SMEM((slots, batch, plan.depth), x.dtype, transforms=swizzled),
+            plgpu.SMEM((slots, plan.rows, plan.depth), x.dtype, transforms=swizzled),
+            None if scales is None else plgpu.SMEM((batch,), jnp.float32),
             plgpu.Barrier(num_arrivals=operands + 1, num_barriers=slots),
             plgpu.Barrier(num_arrivals=workers, num_barriers=slots),
+            None if scales is None else plgpu.Barrier(),
         ],
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )
-    return kernel(x, weight)
+    return kernel(x, weight, scales)

@@ -8,7 +8,9 @@ from jax import Array
 
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.hopper import is_hopper
-from hex_llm.kernels.paged_attention import reference, write, xla
+from hex_llm.kernels.paged_attention import pages as plain
+from hex_llm.kernels.paged_attention import reference, xla
+from hex_llm.kernels.paged_attention.pages import Pages
 from hex_llm.kernels.window import Window
 from hex_llm.parallel.backend import backend
 
@@ -38,24 +40,24 @@ def page_width(head_dim: int) -> int:
     return -(-head_dim // TPU_LANES) * TPU_LANES if _best() == "tpu" else head_dim
 
 
-def write_pages(pages: Array, k: Array, v: Array, batch: Batch, *, implementation: str | None = None) -> Array:
-    """See `write.write_pages` for what it does; what becomes of page 0 means nothing."""
+def write_pages(pages: Pages, k: Array, v: Array, batch: Batch, *, implementation: str | None = None) -> Pages:
+    """See `pages.write_pages` for what it does; what becomes of page 0 means nothing."""
     if (implementation or _best()) == "tpu":
         from hex_llm.kernels.paged_attention import tpu
 
         return tpu.write_pages(pages, k, v, batch)
-    return write.write_pages(pages, k, v, batch)
+    return plain.write_pages(pages, k, v, batch)
 
 
 def paged_attention(
-    q: Array, k: Array, v: Array, pages: Array, batch: Batch, *, implementation: str | None = None, **options: Any
-) -> tuple[Array, Array]:
+    q: Array, k: Array, v: Array, pages: Pages, batch: Batch, *, implementation: str | None = None, **options: Any
+) -> tuple[Array, Pages]:
     """See `reference.paged_attention` for what it computes."""
     pages = write_pages(pages, k, v, batch, implementation=implementation)
     return attend(q, pages, batch, implementation=implementation, **options), pages
 
 
-def attend(q: Array, pages: Array, batch: Batch, *, implementation: str | None = None, **options: Any) -> Array:
+def attend(q: Array, pages: Pages, batch: Batch, *, implementation: str | None = None, **options: Any) -> Array:
     """See `reference.attend` for what it computes. Rows that mean nothing may follow those of `q`."""
     return _implementation(implementation or _best())(q, pages, batch, **options)
 

@@ -9,9 +9,10 @@ from jax import Array
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.chain import chained, padded
 from hex_llm.kernels.paged_attention import xla
-from hex_llm.kernels.paged_attention.gpu_decode import DecodePlan, decode, plan_decode, refusal
+from hex_llm.kernels.paged_attention.gpu_decode import DecodePlan, decode, plan_decode, refusal, tuning_for
 from hex_llm.kernels.paged_attention.gpu_prefill import prefill
 from hex_llm.kernels.paged_attention.gpu_prefill_plan import PrefillPlan, plan_prefill
+from hex_llm.kernels.paged_attention.pages import Pages
 from hex_llm.kernels.window import Window
 from hex_llm.pytree import pytree
 
@@ -44,7 +45,8 @@ def plan(batch: Batch, q: Any, pages: Any, window: Window | None) -> Plan | None
         if batch.cu_q is not None:
             rows = _decode_rows(batch, num_tokens)
             kv_len = jnp.where(jnp.arange(rows) < batch.num_decode, kv_len[:rows], 0)
-        decode_plan = plan_decode(kv_len, num_kv_heads=num_kv_heads, window=window)
+        tuning = tuning_for(head_dim, pages.dtype)
+        decode_plan = plan_decode(kv_len, num_kv_heads=num_kv_heads, window=window, tuning=tuning)
     if batch.cu_q is not None:
         prefill_plan = plan_prefill(
             batch.cu_q,
@@ -62,7 +64,7 @@ def plan(batch: Batch, q: Any, pages: Any, window: Window | None) -> Plan | None
 
 def attend(
     q: Array,  # [T, N, H]
-    pages: Array,  # [P, 2, K, page, H]
+    pages: Pages,  # [P, 2, K, page, H]
     batch: Batch,
     *,
     scale: float,

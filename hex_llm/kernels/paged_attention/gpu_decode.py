@@ -30,13 +30,14 @@ from hex_llm.kernels.paged_attention.gpu_decode_chunks import Refs
 from hex_llm.kernels.paged_attention.gpu_decode_columns import attend_columns
 from hex_llm.kernels.paged_attention.gpu_decode_load import load
 from hex_llm.kernels.paged_attention.gpu_decode_merge import merge
-from hex_llm.kernels.paged_attention.gpu_decode_plan import DEFAULT, DecodePlan, Tuning, plan_decode
+from hex_llm.kernels.paged_attention.gpu_decode_narrow import in_key_order
+from hex_llm.kernels.paged_attention.gpu_decode_plan import DEFAULT, DecodePlan, Tuning, plan_decode, tuning_for
 from hex_llm.kernels.paged_attention.gpu_decode_rows import attend_rows
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import Q_SLOTS, SWIZZLE_ROWS, Sizes, refusal, sizes_of
 from hex_llm.kernels.paged_attention.gpu_decode_tile import Softmax
 from hex_llm.kernels.window import Window
 
-__all__ = ["DEFAULT", "DecodePlan", "Tuning", "decode", "plan_decode", "refusal"]
+__all__ = ["DEFAULT", "DecodePlan", "Tuning", "decode", "plan_decode", "refusal", "tuning_for"]
 
 
 @functools.partial(jax.jit, static_argnames=("scale", "window", "soft_cap", "out_rows", "tuning"))
@@ -51,15 +52,16 @@ def decode(
     soft_cap: float | None = None,
     sinks: Array | None = None,  # [N]
     out_rows: int | None = None,
-    tuning: Tuning = DEFAULT,
+    tuning: Tuning | None = None,
 ) -> Array:
     """Attention [S, N, H] of each sequence's last token to its tokens in the window; 0 where it has none.
 
-    With `out_rows`, rows of zeros follow up to that number. Jitted, so that the layers of a model share one lowering.
+    With `out_rows`, rows of zeros follow up to that number. The plan is for the same tuning. Jitted, so that the layers
+    of a model share one lowering.
     """
     if (reason := refusal(q.shape, pages.shape, q.dtype, pages.dtype)) is not None:
         raise ValueError(f"decode attention: {reason}")
-    sizes = sizes_of(q, pages, tuning)
+    sizes = sizes_of(q, pages, tuning or tuning_for(q.shape[2], pages.dtype))
     softmax = Softmax(scale=scale, window=window, soft_cap=soft_cap)
     averages, exponents = _attend(q, pages, page_table, plan, sizes, softmax)
     rows = out_rows or q.shape[0]
@@ -82,6 +84,9 @@ def _attend(
     if z.padded:
         q = q.reshape(z.rows, z.group, z.head_dim)
         q = jnp.pad(q, ((0, 0), (0, z.q_rows - z.group), (0, 0)))
+    q = q.astype(z.dtype)
+    if z.in_registers:
+        q = in_key_order(q)
     attend = attend_columns if z.turned else attend_rows
     copies = 2 * (z.tile // z.part)
 
@@ -125,7 +130,7 @@ def _attend(
         ],
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )(
-        q.reshape(-1, SWIZZLE_ROWS, z.head_dim).astype(z.dtype),
+        q.reshape(-1, SWIZZLE_ROWS, z.head_dim),
         pages.reshape(-1, z.part, z.head_dim),
         page_table,
         plan.sequences,

@@ -14,9 +14,10 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from hex_llm.kernels.paged_attention import gpu_decode_narrow
 from hex_llm.kernels.paged_attention.gpu_decode_chunks import Chunk, Refs, Turns, for_each_chunk
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import Q_SLOTS, Sizes
-from hex_llm.kernels.paged_attention.gpu_decode_tile import Softmax, clear_unseen, widen
+from hex_llm.kernels.paged_attention.gpu_decode_tile import Softmax, clear_unseen
 
 TURN = (1, 0)
 
@@ -39,13 +40,14 @@ def attend_columns(refs: Refs, sizes: Sizes, softmax: Softmax, worker: Array) ->
             slot = lax.rem(turn, sizes.slots)
             start = (chunk.first_tile + i) * sizes.tile
             first, end = begin - start, chunk.length - start  # what is seen, as positions in the tile
+            partly_seen = end < sizes.tile if softmax.window is None else (end < sizes.tile) | (first > 0)
             plgpu.barrier_wait(refs.full.at[slot])
-            place = slot
-            if sizes.widened:
-                widen(refs, slot, worker)
-                plgpu.barrier_arrive(refs.empty.at[slot])
-                place = worker
-            scores = softmax.scores(_product(refs.multiplied.at[place, 0], refs.q_smem.at[q_slot], sizes))
+            if sizes.in_registers:
+                pl.when(partly_seen)(functools.partial(clear_unseen, refs.kv_smem.at[slot, 1], first, end))
+                products, tile_values = _narrow_product(refs, slot, q_slot, sizes)
+            else:
+                products, tile_values = _product(refs.kv_smem.at[slot, 0], refs.q_smem.at[q_slot], sizes), None
+            scores = softmax.scores(products)
             position = plgpu.broadcasted_iota(jnp.int32, scores.shape, 0, layout=plgpu.Layout.WGMMA)
             seen = position < end
             if softmax.window is not None:
@@ -58,11 +60,13 @@ def attend_columns(refs: Refs, sizes: Sizes, softmax: Softmax, worker: Array) ->
             weight = weight * _spread(decay, weight.shape) + weights
             values = values * _spread(decay, values.shape)
             refs.weights_smem.at[worker].transpose(TURN)[...] = weights.astype(sizes.dtype)
-            partly_seen = end < sizes.tile if softmax.window is None else (end < sizes.tile) | (first > 0)
-            pl.when(partly_seen)(functools.partial(clear_unseen, refs.multiplied.at[place, 1], first, end))
+            if tile_values is None:
+                tile_values = refs.kv_smem.at[slot, 1]
+                pl.when(partly_seen)(functools.partial(clear_unseen, tile_values, first, end))
+                tile_values = tile_values.transpose(TURN)
             plgpu.commit_smem()
-            values = _add_product(values, refs.multiplied, place, refs.weights_smem, worker)
-            if not sizes.widened:
+            values = _add_product(values, tile_values, refs.weights_smem, worker)
+            if not sizes.in_registers:
                 plgpu.barrier_arrive(refs.empty.at[slot])
             return values, new_largest, weight, turn + 1
 
@@ -73,7 +77,10 @@ def attend_columns(refs: Refs, sizes: Sizes, softmax: Softmax, worker: Array) ->
         refs.exponents[chunk.row, chunk.number, pl.ds(0, queries)] = largest + jnp.log2(total)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was staged before
         average = values * _spread(1.0 / total, values.shape)
-        refs.out_smem.at[worker].transpose(TURN)[...] = plgpu.layout_cast(average, plgpu.Layout.WGMMA_TRANSPOSED)
+        if sizes.in_registers:
+            refs.out_smem[worker] = gpu_decode_narrow.turned_back(average)
+        else:
+            refs.out_smem.at[worker].transpose(TURN)[...] = plgpu.layout_cast(average, plgpu.Layout.WGMMA_TRANSPOSED)
         plgpu.commit_smem()
         group = refs.out_smem.at[worker, pl.ds(sizes.first_q_row(chunk.row), sizes.group)]
         plgpu.copy_smem_to_gmem(group, refs.averages.at[chunk.row, chunk.number])
@@ -93,11 +100,26 @@ def _product(keys_ref: Any, q_ref: Any, sizes: Sizes) -> Array:
     return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((sizes.tile, sizes.q_rows), jnp.float32))
 
 
-def _add_product(sums: Array, kv_ref: Any, slot: Array, weights_ref: Any, worker: Array) -> Array:
-    """`sums` [H, Q] plus the values of the tile in a slot times a worker's weights."""
+def _narrow_product(refs: Refs, slot: Array, q_slot: Array, sizes: Sizes) -> tuple[Array, Array]:
+    """The same of 8-bit keys, and the tile's values [H, tile] in 16 bits. The slot is free then."""
+    keys = gpu_decode_narrow.load_keys(refs.kv_smem.at[slot, 0])
+    values = gpu_decode_narrow.load_values(refs.kv_smem.at[slot, 1])
+    plgpu.barrier_arrive(refs.empty.at[slot])
+
+    def multiply(products_ref: Any) -> tuple[Array, Array]:
+        queries = refs.q_smem.at[q_slot].transpose(TURN)
+        plgpu.wgmma(products_ref, gpu_decode_narrow.keys(keys, sizes.dtype), queries)
+        wide = gpu_decode_narrow.values(values, sizes.dtype)
+        return products_ref[...], wide
+
+    return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((sizes.tile, sizes.q_rows), jnp.float32))
+
+
+def _add_product(sums: Array, values: Any, weights_ref: Any, worker: Array) -> Array:
+    """`sums` [H, Q] plus the values [H, tile] of a tile, in shared memory or registers, times a worker's weights."""
 
     def multiply(sums_ref: Any) -> None:
-        plgpu.wgmma(sums_ref, kv_ref.at[slot, 1].transpose(TURN), weights_ref.at[worker].transpose(TURN))
+        plgpu.wgmma(sums_ref, values, weights_ref.at[worker].transpose(TURN))
 
     total: Any = pl.run_state(multiply)(plgpu.WGMMAAccumulatorRef.init(sums))
     return total

@@ -1,6 +1,7 @@
 """Who computes what in a step's decode attention: plain XLA, once per step, shared by all layers of a window."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
@@ -30,6 +31,12 @@ class Tuning:
 
 
 DEFAULT = Tuning()
+NARROW = Tuning(tile=128)  # for 8-bit pages: as many bytes, and half of what each tile costs beside them
+
+
+def tuning_for(head_dim: int, pages_dtype: Any) -> Tuning:
+    """What is best for heads and pages. Of larger heads, registers do not hold two tiles' worth."""
+    return NARROW if jnp.dtype(pages_dtype).itemsize == 1 and head_dim in (64, 128) else DEFAULT
 
 
 @pytree

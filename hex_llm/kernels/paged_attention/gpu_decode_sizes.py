@@ -32,6 +32,7 @@ class Sizes:
     q_rows: int  # rows that are copied for one group: a multiple of a swizzled tile's
     padded: bool  # each group has q_rows of its own; otherwise neighbours share them
     turned: bool  # queries are the columns of products; otherwise their rows
+    in_registers: bool  # pages hold 8-bit numbers, which become 16-bit ones in registers
     tile: int
     slots: int
     workers: int  # warpgroups that multiply
@@ -45,13 +46,13 @@ class Sizes:
 
     @property
     def part(self) -> int:
-        """Tokens of one copy: a page, or as much of it as a tile holds."""
-        return min(self.page_size, self.tile)
+        """Tokens of one copy: a page, or a part of it that tiles hold whole."""
+        return math.gcd(self.page_size, self.tile)
 
     @property
     def widened(self) -> bool:
-        """Do pages hold 8-bit numbers, which are widened before they are multiplied?"""
-        return self.pages_dtype != self.dtype
+        """Do pages hold 8-bit numbers, which go through shared memory once more, in 16 bits?"""
+        return self.pages_dtype != self.dtype and not self.in_registers
 
     @property
     def max_chunks(self) -> int:
@@ -97,14 +98,16 @@ def sizes_of(q: Array, pages: Array, tuning: Tuning) -> Sizes:
         q_rows = _whole_blocks(group)
     # 8-bit pages are widened to float16, which takes one instruction for two numbers.
     dtype = jnp.dtype(jnp.bfloat16 if pages.dtype == jnp.bfloat16 else jnp.float16)
-    turned = head_dim > 128 if tuning.turned is None else tuning.turned
+    narrow = pages.dtype != dtype
+    turned = head_dim > 128 or (narrow and head_dim % MMA_ROWS == 0) if tuning.turned is None else tuning.turned
+    in_registers = narrow and turned
     workers, out_columns = 1 if turned else tuning.workers, head_dim if head_dim <= 128 else 64
     if turned:
         fixed = q_rows * (Q_SLOTS * dtype.itemsize * head_dim + 4 * head_dim + dtype.itemsize * tuning.tile)
         fixed += REDUCTION_BYTES
     else:
         fixed = MMA_ROWS * (Q_SLOTS * dtype.itemsize * head_dim + workers * 4 * out_columns)
-    if pages.dtype != dtype:
+    if narrow and not in_registers:
         fixed += workers * 2 * tuning.tile * head_dim * dtype.itemsize
     slot = 2 * tuning.tile * head_dim * pages.dtype.itemsize
     wanted = tuning.slots or (TURNED_RING if turned else RING) // slot
@@ -117,6 +120,7 @@ def sizes_of(q: Array, pages: Array, tuning: Tuning) -> Sizes:
         q_rows=q_rows,
         padded=padded,
         turned=turned,
+        in_registers=in_registers,
         tile=tuning.tile,
         slots=min(wanted, (SHARED_MEMORY - fixed) // slot),
         workers=workers,

@@ -54,12 +54,16 @@ def add_product(values: Array, weights: Array, kv_ref: Any, slot: Array) -> Arra
 
 def clear_unseen(values_ref: Any, first: Array, end: Array) -> None:
     """Zeros the values outside first..end-1: memory there may hold NaN, which a weight of 0 would not take away."""
-    for columns in pieces(values_ref.shape[1], 64):
+    narrow = values_ref.dtype.itemsize == 1
+    layout = plgpu.Layout.WGMMA_8BIT if narrow else plgpu.Layout.WGMMA
+    for columns in pieces(values_ref.shape[1], 128 if narrow else 64):
         piece = values_ref.at[:, columns]
-        values = plgpu.load(piece, layout=plgpu.Layout.WGMMA)
-        position = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=plgpu.Layout.WGMMA)
+        values = plgpu.load(piece, layout=layout)
+        if narrow:  # and back, exactly: there is no choosing between numbers of 8 bits
+            values = values.astype(jnp.float16)
+        position = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=layout)
         seen = (position >= first) & (position < end)
-        piece[...] = jnp.where(seen, values, jnp.zeros_like(values))
+        piece[...] = jnp.where(seen, values, jnp.zeros_like(values)).astype(values_ref.dtype)
     plgpu.commit_smem()
 
 

@@ -1,5 +1,6 @@
 """The warpgroup of prefill attention on Hopper that brings queries, keys and values into shared memory."""
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -74,8 +75,7 @@ def _wait_for_place(empty: Any, step: Array, stages: int) -> None:
 
 
 def _load_tile(refs: Refs, sizes: Sizes, step: Array, places: tuple[Array, ...], rows: Rows) -> None:
-    slot, (first, end) = lax.rem(step, sizes.stages), rows
-    whole = end >= sizes.kv_tile if first is None else (end >= sizes.kv_tile) & (first <= 0)
+    slot, whole = lax.rem(step, sizes.stages), _is_whole(rows, sizes)
     _wait_for_place(refs.k_empty, step, sizes.stages)
     _copy(refs, sizes, places, 0, refs.k_smem.at[slot], refs.k_full.at[slot])
     _wait_for_place(refs.v_empty, step, sizes.stages)
@@ -98,13 +98,18 @@ def _widen_tile(
     refs: Refs, sizes: Sizes, item: dict[str, Array], tile: Array, step: Array, following: tuple[Array, ...], rows: Rows
 ) -> None:
     """Widens a tile that is on its way already, and starts to copy the next one."""
-    slot = lax.rem(step, sizes.stages)
+    slot, whole = lax.rem(step, sizes.stages), _is_whole(rows, sizes)
     ring = ((refs.k_smem, refs.k_full, refs.k_empty), (refs.v_smem, refs.v_full, refs.v_empty))
     for kind, (smem, full, empty) in enumerate(ring):
         narrow, landed = refs.narrow_smem.at[kind], refs.landed.at[kind]
         plgpu.barrier_wait(landed)
         _wait_for_place(empty, step, sizes.stages)
-        _convert(narrow, smem.at[slot], rows, sizes.swizzled_columns, plgpu.Layout.WGMMA_8BIT)
+        convert = functools.partial(_convert, narrow, smem.at[slot], width=sizes.swizzled_columns)
+        if kind == 0:  # scores of keys that are not seen are masked
+            convert(None, layout=plgpu.Layout.WGMMA_8BIT)
+        else:
+            pl.when(whole)(lambda convert=convert: convert(None, layout=plgpu.Layout.WGMMA_8BIT))
+            pl.when(~whole)(lambda convert=convert: convert(rows, layout=plgpu.Layout.WGMMA_8BIT))
         plgpu.commit_smem()
         plgpu.barrier_arrive(full.at[slot])
 
@@ -113,17 +118,24 @@ def _widen_tile(
             _copy(refs, sizes, following, kind, narrow, landed)
 
 
-def _convert(source: Any, destination: Any, rows: Rows, width: int, layout: Any) -> None:
-    """Copies some rows and zeroes the others: past its sequence's end, and before the window, a page may hold anything,
-    also NaN, which a weight of 0 would not take away."""
+def _is_whole(rows: Rows, sizes: Sizes) -> Array:
     first, end = rows
+    return end >= sizes.kv_tile if first is None else (end >= sizes.kv_tile) & (first <= 0)
+
+
+def _convert(source: Any, destination: Any, rows: Rows | None, width: int, layout: Any) -> None:
+    """Copies some rows, or all, and zeroes the others: past its sequence's end, and before the window, a page may hold
+    anything, also NaN, which a weight of 0 would not take away."""
     num_rows, columns = source.shape
     for start in range(0, num_rows, BLOCK_ROWS):
         for column in range(0, columns, width):
             block = pl.ds(start, BLOCK_ROWS), pl.ds(column, width)
             values = plgpu.load(source.at[block], layout=layout).astype(destination.dtype)
-            row = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=layout)
-            seen = row + start < end
-            if first is not None:
-                seen &= row + start >= first
-            destination[block] = jnp.where(seen, values, jnp.zeros_like(values))
+            if rows is not None:
+                first, end = rows
+                row = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=layout)
+                seen = row + start < end
+                if first is not None:
+                    seen &= row + start >= first
+                values = jnp.where(seen, values, jnp.zeros_like(values))
+            destination[block] = values

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from hex_llm.kernels.batch import Batch
-from hex_llm.kernels.paged_attention.write import write_pages
+from hex_llm.kernels.paged_attention.pages import Pages, value, write_pages
 from hex_llm.kernels.window import Window
 
 
@@ -16,14 +16,14 @@ def paged_attention(
     q: Array,  # [T, N, H]
     k: Array,  # [T, K, H]
     v: Array,  # [T, K, H]
-    pages: Array,  # [P, 2, K, page, H]
+    pages: Pages,  # [P, 2, K, page, H]
     batch: Batch,
     *,
     scale: float,
     window: Window | None = None,
     soft_cap: float | None = None,
     sinks: Array | None = None,  # [N]
-) -> tuple[Array, Array]:
+) -> tuple[Array, Pages]:
     """Writes the step's keys and values, then attends."""
     pages = write_pages(pages, k, v, batch)
     return attend(q, pages, batch, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks), pages
@@ -31,7 +31,7 @@ def paged_attention(
 
 def attend(
     q: Array,  # [T, N, H]
-    pages: Array,  # [P, 2, K, page, H], with the step's keys and values
+    pages: Pages,  # [P, 2, K, page, H], with the step's keys and values
     batch: Batch,
     *,
     scale: float,
@@ -49,7 +49,7 @@ def attend(
     tokens = jnp.arange(num_tokens, dtype=jnp.int32)
     owner = tokens if batch.cu_q is None else jnp.searchsorted(batch.cu_q[1:], tokens, side="right")
     owner = jnp.minimum(owner, batch.kv_len.shape[0] - 1)
-    context = pages[batch.page_table[owner]]  # T B 2 K page H
+    context = value(jax.tree.map(lambda each: each[batch.page_table[owner]], pages))  # T B 2 K page H
     context = jnp.moveaxis(context, 1, 3).reshape(num_tokens, 2, num_kv_heads, -1, head_dim)
     context = context.astype(jnp.float32)
     grouped = q.reshape(num_tokens, num_kv_heads, -1, head_dim).astype(jnp.float32)

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from hex_llm.kernels.batch import Batch
-from hex_llm.kernels.paged_attention import tpu_write, write, xla
+from hex_llm.kernels.paged_attention import pages as plain
+from hex_llm.kernels.paged_attention import tpu_write, xla
+from hex_llm.kernels.paged_attention.pages import Pages, Scaled
 from hex_llm.kernels.paged_attention.tpu_decode import decode, plan_decode
 from hex_llm.kernels.paged_attention.tpu_prefill import prefill
 from hex_llm.kernels.paged_attention.tpu_prefill_plan import plan_prefill
@@ -67,11 +69,12 @@ def plan(batch: Batch, q: Any, pages: Any, window: Window | None) -> Plan | None
     return Plan(_runs(batch, pages.shape[3]), table, decodes, prompts)
 
 
-def write_pages(pages: Array, k: Array, v: Array, batch: Batch) -> Array:
-    """As `write.write_pages`, but for padding, which is not written."""
+def write_pages(pages: Pages, k: Array, v: Array, batch: Batch) -> Pages:
+    """As `pages.write_pages`, but for padding, which is not written."""
     k, v = _widened(k, pages), _widened(v, pages)
     if write_refusal(pages.shape, pages.dtype):
-        return write.write_pages(pages, k, v, batch)
+        return plain.write_pages(pages, k, v, batch)
+    assert not isinstance(pages, Scaled), "the kernel refuses these"
     shared = next(iter(batch.plans.values())) if batch.plans else None
     runs = _runs(batch, pages.shape[3]) if shared is None else shared.runs
     num_tokens = batch.num_decode if batch.cu_q is None else batch.cu_q[-1]
@@ -82,7 +85,7 @@ def write_pages(pages: Array, k: Array, v: Array, batch: Batch) -> Array:
 
 def attend(
     q: Array,  # [T, N, H]
-    pages: Array,  # [P, 2, K, page, H]
+    pages: Pages,  # [P, 2, K, page, H]
     batch: Batch,
     *,
     scale: float,
@@ -95,11 +98,12 @@ def attend(
     return _attend(q, pages, batch, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks)[:, :, :head_dim]
 
 
-def _attend(q: Array, pages: Array, batch: Batch, *, window: Window | None, **more: Any) -> Array:
+def _attend(q: Array, pages: Pages, batch: Batch, *, window: Window | None, **more: Any) -> Array:
     shared = batch.plans[window or _ALL] if batch.plans else plan(batch, q, pages, window)
     options: dict[str, Any] = {"window": window, **more}
     if shared is None:
         return xla.attend(q, pages, batch, **options)
+    assert not isinstance(pages, Scaled), "the kernels refuse these"
     num_tokens = q.shape[0]
     if shared.prefill is None or batch.cu_q is None:
         assert shared.decode is not None, "a batch of decodes has a number of them"
@@ -116,7 +120,7 @@ def _attend(q: Array, pages: Array, batch: Batch, *, window: Window | None, **mo
     return jnp.where(mine[:, None, None], out, decoded)
 
 
-def _widened(heads: Array, pages: Array) -> Array:
+def _widened(heads: Array, pages: Pages) -> Array:
     """Heads [T, N, H] of the width that pages have: zeros add nothing to a product."""
     return jnp.pad(heads, ((0, 0), (0, 0), (0, pages.shape[4] - heads.shape[2])))
 

@@ -15,9 +15,9 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from hex_llm.kernels.paged_attention.pages import rounded, value
 from hex_llm.kernels.paged_attention.tpu_blocks import quotient, remainder
 from hex_llm.kernels.paged_attention.tpu_sizes import LANES, write_sizes
-from hex_llm.kernels.paged_attention.write import narrowed
 
 
 def plan_runs(cu_q: Array | None, write_offset: Array, slab: int) -> Array:
@@ -41,7 +41,7 @@ def write_pages(
     sizes = write_sizes(pages.shape, k.shape[0], slab, pages.dtype)
     # Rows are moved by any number of places, which 32-bit numbers allow, if a row is one tile wide.
     columns = min(head_dim, LANES)
-    kv = narrowed(jnp.stack([k, v]), pages.dtype).astype(jnp.float32)
+    kv = value(rounded(jnp.stack([k, v]), pages.dtype)).astype(jnp.float32)
     kv = kv.reshape(2, kv.shape[1], -1, columns).swapaxes(1, 2)
     kv = jnp.pad(kv, ((0, 0), (0, 0), (0, -kv.shape[2] % sizes.tokens), (0, 0)))
     anywhere = pl.BlockSpec(memory_space=pl.ANY)

@@ -10,10 +10,12 @@ parts of prompts) go one by one, in tiles of queries that share the keys.
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from hex_llm.kernels.batch import Batch
+from hex_llm.kernels.paged_attention.pages import Pages, value
 from hex_llm.kernels.window import Window
 
 CHUNK = 256  # keys a loop turn looks at
@@ -40,7 +42,7 @@ class Steps(NamedTuple):
 
 def attend(
     q: Array,  # [T, N, H]
-    pages: Array,  # [P, 2, K, page, H]
+    pages: Pages,  # [P, 2, K, page, H]
     batch: Batch,
     *,
     scale: float,
@@ -86,7 +88,7 @@ def attend(
     return out.reshape(num_tokens, num_heads, head_dim)
 
 
-def _decode(q: Array, pages: Array, batch: Batch, num_decode: Array, steps: Steps) -> Array:
+def _decode(q: Array, pages: Pages, batch: Batch, num_decode: Array, steps: Steps) -> Array:
     """[T, K, G, H] with the rows of the first sequences, which have one token, filled in, and zeros elsewhere."""
     num_rows = min(q.shape[0], batch.kv_len.shape[0])  # a decode's token has the number of its sequence
     tile = min(DECODE_ROWS, num_rows)
@@ -118,7 +120,7 @@ def _decode(q: Array, pages: Array, batch: Batch, num_decode: Array, steps: Step
 
 def _prefill(
     q: Array,
-    pages: Array,
+    pages: Pages,
     batch: Batch,
     cu_q: Array,
     num_done: Array,
@@ -160,13 +162,13 @@ def _prefill(
     return lax.fori_loop(num_done, batch.num_seqs, sequence_body, out)[:num_tokens]
 
 
-def _gather(pages: Array, table: Array, lengths: Array, chunk: Array) -> tuple[Array, Array]:
+def _gather(pages: Pages, table: Array, lengths: Array, chunk: Array) -> tuple[Array, Array]:
     """The keys and values of one chunk of each row of `table` [R, B]: two of [R, K, CHUNK, H]."""
     _, _, num_kv_heads, page_size, head_dim = pages.shape
     rows, part = table.shape[0], min(page_size, CHUNK)
     parts_per_page, parts_per_chunk = page_size // part, CHUNK // part
     # A page of one head is cut into parts of at most a chunk, so that one gather brings them in the wanted order.
-    parts = pages.reshape(-1, part, head_dim)
+    parts = jax.tree.map(lambda each: each.reshape(-1, part, *each.shape[4:]), pages)
     wanted = chunk * parts_per_chunk + jnp.arange(parts_per_chunk, dtype=jnp.int32)
     page = table[:, jnp.minimum(wanted // parts_per_page, table.shape[1] - 1)]  # past the table: masked by position
     heads = jnp.arange(num_kv_heads, dtype=jnp.int32)[None, :, None]
@@ -174,11 +176,14 @@ def _gather(pages: Array, table: Array, lengths: Array, chunk: Array) -> tuple[A
         None, None, :
     ]
     value_part = key_part + num_kv_heads * parts_per_page
-    shape = (rows, num_kv_heads, CHUNK, head_dim)
+
+    def gathered(places: Array) -> Array:
+        return value(jax.tree.map(lambda each: each[places], parts)).reshape(rows, num_kv_heads, CHUNK, head_dim)
+
     # A page may hold anything past its sequence's end, also NaN, which a weight of 0 would not take away.
     written = _chunk_positions(chunk)[None, :] < lengths[:, None]
-    values = jnp.where(written[:, None, :, None], parts[value_part].reshape(shape), 0)
-    return parts[key_part].reshape(shape), values
+    values = jnp.where(written[:, None, :, None], gathered(value_part), 0)
+    return gathered(key_part), values
 
 
 def _chunk_positions(chunk: Array) -> Array:

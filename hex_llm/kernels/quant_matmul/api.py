@@ -1,41 +1,41 @@
 """Products with weights in few bits: which implementation multiplies, where."""
 
+from types import ModuleType
+
 import jax.numpy as jnp
 from jax import Array
 
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.chain import chained
-from hex_llm.kernels.quant_matmul import xla
+from hex_llm.kernels.hopper import is_hopper
+from hex_llm.kernels.matmul.reference import total
+from hex_llm.kernels.quant_matmul import reference, xla, xla_fp8
 from hex_llm.kernels.quant_matmul.layouts import as_plain
-from hex_llm.kernels.quant_matmul.weight import Packed
+from hex_llm.kernels.quant_matmul.rows import Fp8, Rows, Tokens, taken_by
+from hex_llm.kernels.quant_matmul.weight import Matrix, Packed
 
 
-def takes(x: Array, weight: Packed, *, activation: Activation | None = None) -> bool:
+def takes(x: Tokens, weight: Packed, *, activation: Activation | None = None) -> bool:
     """Whether the product of x [M, in] with a weight [out, in], gated where there is one, belongs to a chain."""
-    if weight.layout != "hopper" or not chained(x.shape[0]):
-        return False
-    # Imported where it is used: Pallas takes a second, which a start on a CPU has better use for.
-    from hex_llm.kernels.quant_matmul import gpu
-
-    return gpu.supports(x, weight, activation=activation)
+    return chained(x.shape[0]) and _kernels_for(weight).supports(x, weight, activation=activation)
 
 
-def parts(x: Array, weight: Packed, *, dtype: jnp.dtype | None = None) -> Array:
+def parts(x: Tokens, weight: Packed, *, dtype: jnp.dtype | None = None) -> Array:
     """As `matmul.api.parts`, of what `takes` takes."""
-    from hex_llm.kernels.quant_matmul import gpu
-
-    return gpu.parts(x, weight, dtype=dtype)
+    return _kernels_for(weight).parts(x, weight, dtype=dtype)
 
 
-def gated_matmul(x: Array, weight: Packed, activation: Activation) -> Array:
+def gated_matmul(x: Tokens, weight: Packed, activation: Activation) -> Array:
     """As `matmul.api.gated_matmul`, of what `takes` takes."""
-    from hex_llm.kernels.quant_matmul import gpu
-
-    return gpu.parts(x, weight, activation=activation)[0]
+    return _kernels_for(weight).parts(x, weight, activation=activation)[0]
 
 
-def matmul(x: Array, weight: Packed, *, dtype: jnp.dtype) -> Array:
+def matmul(x: Tokens, weight: Packed, *, dtype: jnp.dtype) -> Array:
     """[M, in] x [out, in] -> [M, out] in `dtype`; see `reference.matmul`."""
+    if takes(x, weight):
+        return total(parts(x, weight, dtype=dtype))[: x.shape[0]].astype(dtype)
+    if isinstance(x, Rows) or (weight.coding == "fp8" and is_hopper()):
+        return xla_fp8.matmul(_rows(x, weight), weight, dtype=dtype)[: x.shape[0]]
     if weight.layout == "hopper" and x.dtype == jnp.bfloat16:
         from hex_llm.kernels.quant_matmul import gpu
 
@@ -45,3 +45,30 @@ def matmul(x: Array, weight: Packed, *, dtype: jnp.dtype) -> Array:
 
         return tpu.matmul(x, weight, dtype=dtype)
     return xla.matmul(x, as_plain(weight, x.shape[1]), dtype=dtype)
+
+
+def rows_for(x: Array, weight: Matrix) -> Fp8 | None:
+    """How a kernel in front is to give tokens [M, in] to the weight: in 8 bits, or as they are."""
+    if not isinstance(weight, Packed) or weight.coding != "fp8" or not takes(x, weight):
+        return None
+    return taken_by(weight)
+
+
+def _kernels_for(weight: Packed) -> ModuleType:
+    """Those of a chain on Hopper: `supports` and `parts`."""
+    # Imported where they are used: Pallas takes a second, which a start on a CPU has better use for.
+    from hex_llm.kernels.quant_matmul import gpu, gpu_fp8
+
+    return gpu_fp8 if weight.coding == "fp8" else gpu
+
+
+def _rows(x: Tokens, weight: Packed) -> Rows:
+    """For a product on Hopper. There may come more of them, by rows of zeros."""
+    if isinstance(x, Rows):
+        return x
+    from hex_llm.kernels.quant_matmul import gpu_fp8_rows
+
+    if gpu_fp8_rows.supports(x.shape[1]):
+        return gpu_fp8_rows.quantize(x, taken_by(weight))
+    values, scale = reference.quantize_rows(x, weight.input_scale)
+    return Rows(values, scale[:, 0], str(x.dtype))

@@ -6,6 +6,7 @@ from jax import Array
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.chain import chained
 from hex_llm.kernels.paged_attention.api import write_pages
+from hex_llm.kernels.paged_attention.pages import Pages
 from hex_llm.kernels.rms import Rms
 from hex_llm.kernels.rope_write import reference
 
@@ -13,7 +14,7 @@ from hex_llm.kernels.rope_write import reference
 def rope_write(
     parts: Array,
     tables: tuple[Array, Array] | None,
-    pages: Array,
+    pages: Pages,
     batch: Batch,
     dtype: jnp.dtype,
     *,
@@ -21,7 +22,7 @@ def rope_write(
     norms: tuple[Array, Array] | None = None,
     rms: Rms | None = None,
     head_dim: int | None = None,
-) -> tuple[Array, Array]:
+) -> tuple[Array, Pages]:
     """See `reference.rope_write` for what it computes. `head_dim` where pages are wider than that."""
     if chained(parts.shape[1]):
         # Imported where it is used: Pallas takes a second, which a start on a CPU has better use for.

@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu import fragmented_array
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels.paged_attention.write import narrowed
+from hex_llm.kernels.paged_attention.pages import Pages, rounded
 from hex_llm.kernels.rms import Rms
 
 WARPS = 4
@@ -24,7 +24,7 @@ VECTORS = (4, 2, 1)  # elements that a lane loads at a time
 PAGES = (jnp.bfloat16, jnp.float8_e4m3fn)  # the types that it writes
 
 
-def supports(parts: Array, pages: Array, dtype: jnp.dtype) -> bool:
+def supports(parts: Array, pages: Pages, dtype: jnp.dtype) -> bool:
     head_dim = pages.shape[4]
     return dtype == jnp.bfloat16 and pages.dtype in PAGES and does_heads_of(head_dim) and parts.shape[2] % head_dim == 0
 
@@ -123,7 +123,7 @@ def rope_write(
         def write(kind: int, first_block: int, halves: list[Array]) -> None:
             place = pages_ref.at[page, kind, pl.ds((block - first_block) * heads, heads), offset]
             for side, values in enumerate(halves):
-                place[:, pl.ds(side * half, half)] = narrowed(values, pages_ref.dtype)
+                place[:, pl.ds(side * half, half)] = rounded(values, pages_ref.dtype)
 
         @pl.when((block >= q_blocks) & (block < q_blocks + kv_blocks))
         def _keys():

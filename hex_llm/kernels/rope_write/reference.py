@@ -5,21 +5,21 @@ from jax import Array
 
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.matmul.reference import total
-from hex_llm.kernels.paged_attention.write import write_pages
+from hex_llm.kernels.paged_attention.pages import Pages, write_pages
 from hex_llm.kernels.rms import Rms, rms_norm
 
 
 def rope_write(
     parts: Array,  # [n, T, (N + 2K) * H]
     tables: tuple[Array, Array] | None,  # [T, 1, H/2] float32 each; None: heads are not rotated
-    pages: Array,  # [P, 2, K, page, H]
+    pages: Pages,  # [P, 2, K, page, H]
     batch: Batch,
     dtype: jnp.dtype,
     *,
     bias: Array | None = None,  # [(N + 2K) * H]
     norms: tuple[Array, Array] | None = None,  # of queries and of keys: [H] each
     rms: Rms | None = None,  # how they normalise
-) -> tuple[Array, Array]:
+) -> tuple[Array, Pages]:
     """The rotated queries [T, N, H], and the pages with the rotated keys and the values written to them.
 
     `parts` and the bias add up to the queries, keys and values, which are rounded to `dtype` then; where there are
@@ -33,7 +33,7 @@ def rope_write(
 def heads(
     parts: Array,
     tables: tuple[Array, Array] | None,
-    pages: Array,
+    pages: Pages,
     batch: Batch,
     dtype: jnp.dtype,
     *,
@@ -53,7 +53,7 @@ def heads(
 
 
 def split(
-    parts: Array, pages: Array, batch: Batch, dtype: jnp.dtype, bias: Array | None = None, head_dim: int | None = None
+    parts: Array, pages: Pages, batch: Batch, dtype: jnp.dtype, bias: Array | None = None, head_dim: int | None = None
 ) -> tuple[Array, Array, Array]:
     """The heads of queries [T, N, H], keys and values [T, K, H]. `head_dim` where pages are wider than that."""
     num_tokens = batch.write_page.shape[0]

@@ -1,0 +1,158 @@
+"""Products with weights in few bits on an H200, against XLA's in bfloat16 in the same run.
+
+    python -m benchmarks.h200_quant --seconds 150
+
+First every coding's decoder is proved, number by number; then each case is a JSON line: microseconds of one product,
+its share of what XLA takes in bfloat16, and in some the distance from the float32 product. Eight weights are used one
+after the other, so that nothing is found in the L2 cache.
+"""
+
+import argparse
+import functools
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from benchmarks.h200_clock import seconds
+from hex_llm.kernels.activation import Activation
+from hex_llm.kernels.quant_matmul import gpu, gpu_layout, reference
+from hex_llm.kernels.quant_matmul.weight import TABLES, Codes, Coding, Packed
+
+GATE_UP, DOWN, QKV, OUT = (28672, 4096), (4096, 14336), (6144, 4096), (4096, 4096)
+MANY = 512  # tokens: with more, fewer weights and repeats do
+GROUPS: list[tuple[Coding, int | None]] = [
+    ("int8", None), ("int8", 32), ("int8", 128), ("int4", None), ("int4", 32), ("int4", 64), ("int4", 128),
+    ("nf4", 64), ("fp4", 64), ("mxfp4", 32),
+]  # fmt: skip
+
+
+class Case(NamedTuple):
+    coding: Coding
+    group: int | None  # None: one scale for each row
+    shape: tuple[int, int]
+    tokens: int
+    activation: Activation | None = None
+    is_checked: bool = False
+
+
+def cases() -> Iterator[Case]:
+    common: list[tuple[Coding, int | None]] = [("int4", 128), ("int8", None)]
+    for kind in common:
+        for tokens in (1, 16, 64, 128, 256, 512):
+            yield Case(*kind, GATE_UP, tokens, is_checked=tokens in (64, 512))
+        yield Case(*kind, GATE_UP, 64, "silu", is_checked=True)
+    for shape in (DOWN, OUT, QKV):
+        for kind in common:
+            for tokens in (64, 128):
+                yield Case(*kind, shape, tokens)
+    tables: list[tuple[Coding, int | None]] = [("nf4", 64), ("mxfp4", 32)]
+    for kind in tables:
+        for tokens in (16, 64, 512):
+            yield Case(*kind, GATE_UP, tokens)
+    for kind in common:
+        for tokens in (2048, 8192):
+            yield Case(*kind, GATE_UP, tokens)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def random_codes(coding: Coding, group: int | None, shape: tuple[int, int], seed: int) -> Codes:
+    codes, scale, zero = jax.random.split(jax.random.key(seed), 3)
+    low, high = (-128, 128) if coding == "int8" else (0, 16)
+    groups = (shape[0], 1 if group is None else shape[1] // group)
+    values = jax.random.uniform(scale, groups, jnp.float32, 1e-3, 4e-3) / (10 if coding == "int8" else 1)
+    if coding == "mxfp4":
+        values = 2.0 ** jnp.floor(jnp.log2(values))
+    has_zeros = group is not None and coding not in TABLES
+    return Codes(
+        jax.random.randint(codes, shape, low, high, jnp.int8 if coding == "int8" else jnp.uint8),
+        # By this and not by a cast there and back, which XLA leaves out.
+        values if group is None else lax.reduce_precision(values, exponent_bits=8, mantissa_bits=7),
+        jax.random.randint(zero, groups, low, high).astype(jnp.float32) if has_zeros else None,
+        order=None,
+        input_scale=None,
+        coding=coding,
+    )
+
+
+def prove(coding: Coding, group: int | None) -> bool:
+    """Whether the numbers that the kernel decodes are those of the codes, once rounded: it multiplies them by ones."""
+    codes = random_codes(coding, group, (256, 512), 1)
+    numbers = codes.codes.astype(jnp.float32)
+    if coding in TABLES:
+        numbers = jnp.asarray(TABLES[coding]).astype(jnp.bfloat16).astype(jnp.float32)[codes.codes]
+    if group is None:
+        want = numbers * codes.scale
+    else:
+        zero = 0 if codes.zero is None else jnp.repeat(codes.zero, group, axis=1)
+        want = ((numbers - zero) * jnp.repeat(codes.scale, group, axis=1)).astype(jnp.bfloat16)
+    ones, packed = jnp.eye(512, dtype=jnp.bfloat16), gpu_layout.pack(codes)
+    rows = [gpu.matmul(ones[i : i + 128], packed, dtype=jnp.dtype(jnp.float32)) for i in range(0, 512, 128)]
+    got = jnp.concatenate(rows).T
+    return bool((got == want.astype(jnp.float32)).all())
+
+
+def per_product(call: Callable[[Array, Any], Any], x: Array, weights: list[Any]) -> float:
+    run = jax.jit(lambda x, weights: [call(x, weight) for weight in weights])
+    return seconds(run, x, weights, repeats=20 if x.shape[0] <= MANY else 5) / len(weights)
+
+
+@functools.cache
+def plain_time(shape: tuple[int, int], tokens: int) -> float:
+    new = jax.jit(lambda seed: jax.random.normal(jax.random.key(seed), shape, jnp.bfloat16) / 50)
+    weights = [new(seed) for seed in range(8 if tokens <= MANY else 2)]
+    return per_product(lambda x, w: lax.dot_general(x, w, (((1,), (1,)), ((), ()))), new_x(shape, tokens), weights)
+
+
+def new_x(shape: tuple[int, int], tokens: int) -> Array:
+    return jax.random.normal(jax.random.key(tokens), (tokens, shape[1]), jnp.bfloat16)
+
+
+def measure(case: Case) -> dict[str, Any]:
+    kind = case.coding, case.group, case.shape
+    pack = jax.jit(gpu_layout.pack)
+    weights = [pack(random_codes(*kind, seed)) for seed in range(8 if case.tokens <= MANY else 2)]
+    x = new_x(case.shape, case.tokens)
+
+    def product(x: Array, weight: Packed) -> Array:
+        if case.tokens > gpu.MAX_TOKENS:
+            return gpu.matmul(x, weight)
+        return gpu.parts(x, weight, activation=case.activation)  # what adds them is the next kernel of a layer
+
+    row: dict[str, Any] = {**case._asdict(), "bf16_us": round(1e6 * plain_time(case.shape, case.tokens), 1)}
+    if row.pop("is_checked"):
+        row["error"] = round(distance(x, weights[0], random_codes(*kind, 0), case.activation), 5)
+    took = per_product(product, x, weights)
+    return row | {"us": round(1e6 * took, 1), "of_bf16": round(took / plain_time(case.shape, case.tokens), 3)}
+
+
+def distance(x: Array, weight: Packed, codes: Codes, activation: Activation | None) -> float:
+    """From the reference, in shares of its length; to round the result alone is 0.0017."""
+    if activation is None:
+        got, want = gpu.matmul(x, weight), jax.jit(reference.matmul)(x, codes)
+    else:
+        got = gpu.gated_matmul(x, weight, activation)
+        want = jax.jit(reference.gated_matmul, static_argnums=2)(x, codes, activation)
+    got, want = got.astype(jnp.float32), want.astype(jnp.float32)
+    return float(jnp.linalg.norm(got - want) / jnp.linalg.norm(want))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Products with weights in few bits on an H200.")
+    parser.add_argument("--seconds", type=float, default=300, help="no case is begun after so long")
+    end = time.monotonic() + parser.parse_args().seconds
+    for coding, group in GROUPS:
+        print(json.dumps({"coding": coding, "group": group, "decoder_is_exact": prove(coding, group)}), flush=True)
+    for case in cases():
+        if time.monotonic() > end:
+            print(json.dumps({"left_out": case._asdict()}), flush=True)
+        else:
+            print(json.dumps(measure(case)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""Products with fp8 weights on Hopper, and tokens brought to 8 bits for them, against the reference in a simulator that
+looks for races."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hex_llm.kernels.matmul import add_norm_gpu
+from hex_llm.kernels.matmul import gpu as matmul_gpu
+from hex_llm.kernels.matmul import reference as matmul_reference
+from hex_llm.kernels.matmul.gpu import Plan
+from hex_llm.kernels.quant_matmul import api, gpu_fp8, gpu_fp8_rows, plain, reference, xla_fp8
+from hex_llm.kernels.quant_matmul.rows import Fp8, Rows
+from hex_llm.kernels.quant_matmul.weight import Codes, Packed
+from hex_llm.kernels.rms import Rms
+from hex_llm.layers.linear import linear, linear_parts
+from hex_llm.layers.mlp import gated_hidden
+from hex_llm.layers.norm import Stream, add_rms_norm
+from tests.kernels.simulator import simulation
+
+FP8 = jnp.float8_e4m3fn
+SHAPES = {
+    "qkv": (6144, 4096),
+    "o": (4096, 4096),
+    "gate_up": (28672, 4096),
+    "down": (4096, 14336),
+    "down of Llama-3.3-70B": (8192, 28672),
+}
+
+
+@pytest.fixture
+def simulator():
+    """A block of a product leaves no barrier before all that was to arrive has arrived."""
+    with simulation(all_phases=True):
+        yield
+
+
+def tokens_of(tokens: int, size: int) -> jax.Array:
+    """Of which each has numbers of a size of its own, so that a scale in the wrong place shows."""
+    sizes = jnp.exp2(jnp.arange(tokens) % 7 - 3).astype(jnp.bfloat16)
+    return jax.random.normal(jax.random.key(tokens + size), (tokens, size), jnp.bfloat16) * sizes[:, None]
+
+
+def weight_of(out: int, size: int, input_scale: float | None = None) -> Codes:
+    codes = 100 * jax.random.normal(jax.random.key(out), (out, size), jnp.float32)
+    return Codes(
+        codes=jnp.clip(codes, -448, 448).astype(FP8),
+        scale=jnp.exp2(-10 - jnp.arange(out) % 5).astype(jnp.float32)[:, None],
+        zero=None,
+        order=None,
+        input_scale=None if input_scale is None else jnp.float32(input_scale),
+        coding="fp8",
+    )
+
+
+def packed(codes: Codes) -> Packed:
+    """As it lies on a GPU; on a CPU, numbers are bytes."""
+    return dataclasses.replace(plain.pack(codes), data=codes.codes)
+
+
+def assert_close(got: jax.Array, want: jax.Array) -> None:
+    """Equal but for the last bit, and for what a sum of another order loses where its terms cancel each other."""
+    assert got.dtype == want.dtype
+    want = want.astype(jnp.float32)
+    largest = jnp.max(jnp.abs(want), axis=1, keepdims=True)
+    np.testing.assert_allclose(got.astype(jnp.float32) / largest, want / largest, rtol=2**-7, atol=1e-5)
+
+
+def product(x: jax.Array | Rows, codes: Codes, plan: Plan, count: int) -> jax.Array:
+    plan = dataclasses.replace(plan, blocks=4)
+    return matmul_reference.total(gpu_fp8.parts(x, packed(codes), plan=plan))[:count].astype(x.dtype)
+
+
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize(
+    ("tokens", "out", "size", "plan"),
+    [
+        (8, 128, 256, Plan(rows=64, depth=128, slots=2)),
+        (1, 384, 256, Plan(rows=64, depth=128, slots=3)),  # six tiles on four blocks
+        (24, 256, 512, Plan(rows=128, depth=256, slots=2)),
+        (16, 128, 1024, Plan(rows=64, depth=128, splits=2, slots=2)),
+        (40, 256, 512, Plan(rows=128, depth=128, splits=4, slots=2)),  # four parts to be added
+        (128, 256, 256, Plan(rows=256, depth=128, slots=2)),
+    ],
+)
+@pytest.mark.parametrize("input_scale", [None, 0.01])
+def test_the_product_is_the_reference_s(tokens, out, size, plan, input_scale):
+    x, codes = tokens_of(tokens, size), weight_of(out, size, input_scale)
+    assert_close(product(x, codes, plan, tokens), reference.matmul(x, codes))
+
+
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize(
+    ("tokens", "out", "size", "activation"),
+    [(8, 256, 256, "silu"), (40, 512, 128, "gelu"), (128, 256, 384, "silu")],
+)
+def test_the_gated_product_is_the_reference_s(tokens, out, size, activation):
+    x, codes = tokens_of(tokens, size), weight_of(out, size)
+    plan = Plan(rows=128, depth=128, slots=2, blocks=4)
+    got = gpu_fp8.parts(x, packed(codes), plan=plan, activation=activation)[0, :tokens]
+    assert_close(got, reference.gated_matmul(x, codes, activation))
+
+
+@pytest.mark.usefixtures("simulator")
+def test_tokens_that_are_there_in_8_bits_are_taken_as_they_are():
+    x, codes = tokens_of(8, 256), weight_of(128, 256)
+    plan = Plan(rows=64, depth=128, slots=2)
+    rows = gpu_fp8_rows.quantize(x, Fp8(None))
+    assert (product(rows, codes, plan, 8) == product(x, codes, plan, 8)).all()
+
+
+@pytest.mark.usefixtures("simulator")
+def test_logits_are_left_in_float32():
+    x, codes = tokens_of(8, 128), weight_of(128, 128)
+    plan = Plan(rows=64, depth=128, slots=2, blocks=4)
+    float32 = jnp.dtype(jnp.float32)
+    got = gpu_fp8.parts(x, packed(codes), plan=plan, dtype=float32)[0]
+    np.testing.assert_allclose(got, reference.matmul(x, codes, dtype=float32), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize("width", [256, 1152, 4096, 28672])  # the last one is read in two pieces
+@pytest.mark.parametrize("input_scale", [None, 0.01])
+def test_rows_in_8_bits_are_the_reference_s(width, input_scale):
+    x = tokens_of(3, width).at[1].set(0).at[2, 5].set(-1000)
+    given = None if input_scale is None else jnp.float32(input_scale)
+    got = gpu_fp8_rows.quantize(x, Fp8(given))
+    values, scale = reference.quantize_rows(x, given)
+    assert (got.shape, got.scale.shape, got.dtype) == ((8, width), (8,), x.dtype)
+    np.testing.assert_array_equal(got.values[:3].astype(jnp.float32), values.astype(jnp.float32))
+    np.testing.assert_array_equal(got.scale[:3], scale[:, 0])
+    assert not got.values[3:].astype(jnp.float32).any()
+
+
+def test_tiny_rows_and_zeros_have_scales_that_can_be_divided_by():
+    x = jnp.asarray([[0.0, 0.0], [1e-38, -1e-39], [448.0, 1.0]], jnp.float32)
+    values, scale = reference.quantize_rows(x, None)
+    np.testing.assert_array_equal(scale[:, 0], [1, 1, 1])
+    np.testing.assert_array_equal(values.astype(jnp.float32), [[0, 0], [0, 0], [448, 1]])
+
+
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize(("width", "input_scale"), [(1024, None), (1152, None), (512, 0.02)])
+def test_a_norm_in_8_bits_is_the_reference_s(width, input_scale):
+    x, pieces = tokens_of(3, width), jax.random.normal(jax.random.key(9), (2, 3, width), jnp.float32)
+    weight = jnp.linspace(0.5, 2, width, dtype=jnp.bfloat16)
+    given = None if input_scale is None else jnp.float32(input_scale)
+    y, rows = add_norm_gpu.add_norm(x, pieces, weight, Rms(1e-5), fp8=Fp8(given))
+    want, normed = matmul_reference.add_norm(x, pieces, weight, Rms(1e-5))
+    values, scale = reference.quantize_rows(normed, given)
+    assert isinstance(rows, Rows)
+    assert (rows.shape, rows.dtype) == ((8, width), x.dtype)
+    np.testing.assert_array_equal(y.astype(jnp.float32), want.astype(jnp.float32))
+    np.testing.assert_allclose(rows.scale[:3], scale[:, 0], rtol=2**-7)
+    # The norm's own last bit may move a number over the middle between two of the few that there are.
+    np.testing.assert_allclose(rows.values[:3].astype(jnp.float32), values.astype(jnp.float32), rtol=2**-3, atol=2**-9)
+    assert (rows.values[:3] == values).mean() > 0.9
+    assert not rows.values[3:].astype(jnp.float32).any()
+
+
+def test_many_tokens_are_multiplied_as_the_reference_says():
+    x, codes = tokens_of(40, 256), weight_of(128, 256)
+    values, scale = reference.quantize_rows(x, None)
+    rows = Rows(values, scale[:, 0], "bfloat16")
+    got = xla_fp8.matmul(rows, packed(codes), dtype=jnp.dtype(jnp.bfloat16))
+    want = reference.matmul(x, codes)
+    np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), rtol=2**-6)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("tokens", [1, 8, 16, 32, 64, 128])
+def test_a_plan_covers_its_shape_and_fits_a_block(name, tokens):
+    out, size = SHAPES[name]
+    for gated in (False, True):
+        plan = matmul_gpu.plan_for(tokens, out, size, gated=gated, dtype=FP8)
+        assert out % plan.rows == 0
+        assert plan.depth % matmul_gpu.line(FP8) == 0
+        assert size % (plan.depth * plan.splits) == 0
+        assert matmul_gpu.ring_slots(tokens, plan, FP8) >= 4
+
+
+def test_what_the_kernel_does_not_do_is_not_taken():
+    def supports(tokens=8, out=128, size=256, *, x_type=jnp.bfloat16, activation=None, **changes):
+        weight = Packed(
+            data=jax.ShapeDtypeStruct((out, size), FP8), scale=jax.ShapeDtypeStruct((out, 1), jnp.float32),
+            zero=None, order=None, input_scale=None, coding="fp8", layout="plain",
+        )  # fmt: skip
+        weight = dataclasses.replace(weight, **changes)
+        return gpu_fp8.supports(jax.ShapeDtypeStruct((tokens, size), x_type), weight, activation=activation)
+
+    assert supports()
+    assert supports(activation="silu")
+    assert not supports(tokens=129)
+    assert not supports(size=192)
+    assert not supports(out=96)
+    assert not supports(out=192, activation="silu")
+    assert not supports(activation="clamped_silu")
+    assert not supports(x_type=jnp.float32)
+    assert not supports(coding="int8")
+    assert not supports(order=jnp.arange(256, dtype=jnp.int32))
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+
+@pytest.mark.usefixtures("on_gpu", "simulator")
+def test_a_norm_for_an_fp8_weight_comes_in_8_bits_and_is_multiplied_so():
+    x, codes = tokens_of(3, 256), weight_of(256, 256)
+    weight, scale = packed(codes), jnp.linspace(0.5, 2, 256, dtype=jnp.bfloat16)
+    stream = Stream(x, jax.random.normal(jax.random.key(9), (2, 8, 256), jnp.float32))
+    y, rows = add_rms_norm(stream, scale, Rms(1e-5), behind=weight)
+    _, normed = add_rms_norm(stream, scale, Rms(1e-5))
+    assert isinstance(rows, Rows)
+    assert isinstance(normed, jax.Array)
+    assert y.shape == (3, 256)
+    for got, want in (
+        (matmul_reference.total(linear_parts(rows, weight)).astype(x.dtype), reference.matmul(normed, codes)),
+        (gated_hidden(rows, weight, activation="silu"), reference.gated_matmul(normed, codes, "silu")),
+        # What no kernel of a chain does is multiplied, too.
+        (gated_hidden(rows, weight, activation="clamped_silu"), reference.gated_matmul(normed, codes, "clamped_silu")),
+        (linear(rows, weight, scale), reference.matmul(normed, codes) + scale[None]),
+    ):
+        assert got.shape == (8, want.shape[1])
+        assert got.dtype == want.dtype
+        largest = jnp.max(jnp.abs(want[:3])).astype(jnp.float32)
+        np.testing.assert_allclose(
+            got[:3].astype(jnp.float32) / largest, want[:3].astype(jnp.float32) / largest, atol=2**-6
+        )
+
+
+@pytest.mark.usefixtures("on_gpu", "simulator")
+def test_more_tokens_than_a_chain_has_come_in_8_bits_from_the_kernel_and_are_multiplied_by_xla():
+    x, codes = tokens_of(130, 128), weight_of(64, 128, 0.01)
+    weight = packed(codes)
+    assert not api.takes(x, weight)
+    float32 = jnp.dtype(jnp.float32)
+    got, want = api.matmul(x, weight, dtype=float32), reference.matmul(x, codes, dtype=float32)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_only_a_weight_in_fp8_wants_tokens_in_8_bits():
+    x, weight = tokens_of(8, 256), packed(weight_of(128, 256, 0.01))
+    assert api.rows_for(x, weight) == Fp8(weight.input_scale)
+    assert api.rows_for(x, jnp.zeros((128, 256), jnp.bfloat16)) is None
+    assert api.rows_for(x, dataclasses.replace(weight, coding="int8")) is None
+    assert api.rows_for(tokens_of(129, 256), weight) is None
+
+
+def test_on_other_machines_tokens_stay_as_they_are():
+    x, weight = tokens_of(8, 256), packed(weight_of(128, 256))
+    assert api.rows_for(x, weight) is None
+    assert not api.takes(x, weight)
