@@ -20,8 +20,9 @@ from benchmarks.h200_clock import seconds
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.grouped_matmul import gpu
 from hex_llm.kernels.quant_matmul import gpu_expert_layout
+from hex_llm.kernels.quant_matmul.gpu_layout import WHOLE
 from hex_llm.kernels.quant_matmul.reference import dequantize
-from hex_llm.kernels.quant_matmul.weight import TABLES, Codes, Coding, Packed
+from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed
 
 TOKENS = (1, 16, 64, 128, 2048)
 CHAIN = {"xla_gpu_enable_command_buffer": ""}  # as `runner.xla_options` has it
@@ -42,6 +43,7 @@ CASES = {
     "gpt-oss-mxfp4": Case(32, 4, 2880, 2880, "mxfp4", 32, "clamped_silu"),
     "qwen3-int4": Case(128, 8, 2048, 768, "int4", 128),
     "mixtral-int8": Case(8, 2, 4096, 14336, "int8", None),
+    "mixtral-fp8": Case(8, 2, 4096, 14336, "fp8", None),
     "mixtral-nf4": Case(8, 2, 4096, 14336, "nf4", 64),
 }
 
@@ -56,9 +58,11 @@ def made(seed: Array, *, case: Case, out: int, size: int) -> tuple[Packed, Array
     scale = jax.random.uniform(second, (*rows, groups), jnp.float32, 0.5, 2) / (high * size**0.5)
     scale = 2.0 ** jnp.floor(jnp.log2(scale)) if case.coding == "mxfp4" else jax.lax.reduce_precision(scale, 8, 7)
     zero = None
-    if case.group is not None and case.coding not in TABLES:
+    if case.group is not None and case.coding in WHOLE:
         zero = jax.random.randint(third, (*rows, groups), 6, 10).astype(jnp.float32)
-    values = jax.random.randint(first, (*rows, size), low, high, jnp.int32).astype(dtype)
+    values = jax.random.randint(first, (*rows, size), low, high, dtype)
+    if case.coding == "fp8":
+        values = (2 * values.astype(jnp.bfloat16) - high).astype(jnp.float8_e4m3fn)
     codes = Codes(values, scale, zero, None, None, case.coding)
     return gpu_expert_layout.pack(codes), dequantize(codes).astype(jnp.bfloat16)
 

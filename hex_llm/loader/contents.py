@@ -6,7 +6,7 @@ from hex_llm.errors import CheckpointError
 from hex_llm.loader.checkpoint import Checkpoint
 from hex_llm.loader.values import FLOATS
 from hex_llm.models.arch import Arch
-from hex_llm.models.few_bits import Quantization, module_of, numbers_of
+from hex_llm.models.few_bits import Quantization, kept, module_of
 from hex_llm.models.weights import WeightSpec, specs
 from hex_llm.quantization.method import Stored
 from hex_llm.quantization.online import Online
@@ -20,7 +20,7 @@ def check_checkpoint(
     """Refuses a checkpoint whose names, shapes and types are not those that config.json calls for. Returns the names of
     what goes unused."""
     wanted = {name: kind for spec in specs(model, arch) for name, kind in stored(spec, arch, quantization).items()}
-    if quantization is not None and all(numbers_of(spec, quantization) is None for spec in specs(model, arch)):
+    if quantization is not None and all(kept(spec, quantization).numbers is None for spec in specs(model, arch)):
         raise CheckpointError(f"{checkpoint.folder}: {quantization.name} keeps none of this model's weights.")
     spare = _check_names(set(wanted), arch, checkpoint, quantization)
     for name, kind in wanted.items():
@@ -31,7 +31,7 @@ def check_checkpoint(
 
 def stored(spec: WeightSpec, arch: Arch, quantization: Quantization | None) -> dict[str, Stored]:
     """The tensors that a checkpoint has of a weight, by name."""
-    numbers = numbers_of(spec, quantization)
+    spec, numbers = kept(spec, quantization)
     if numbers is None or isinstance(numbers, Online):
         return {name: Stored(shape, FLOATS) for name, shape in spec.tensors(arch).items()}
     found: dict[str, Stored] = {}

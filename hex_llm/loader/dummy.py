@@ -15,7 +15,7 @@ from hex_llm.kernels.quant_matmul.reference import FP8_LARGEST
 from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed
 from hex_llm.loader.packed import on_each_device
 from hex_llm.models.arch import Arch
-from hex_llm.models.few_bits import Local, Quantization, from_shares, local_share, numbers_of
+from hex_llm.models.few_bits import Local, Quantization, from_shares, kept, local_share
 from hex_llm.models.split import Split
 from hex_llm.models.weights import WeightSpec, build, specs
 from hex_llm.quantization.method import Numbers
@@ -40,7 +40,8 @@ def dummy[T](
 
     def make(spec: WeightSpec) -> Any:
         keys = np.uint32(seed), np.uint32(next(number))
-        if (numbers := numbers_of(spec, quantization)) is not None:
+        spec, numbers = kept(spec, quantization)
+        if numbers is not None:
             return _packed(spec, numbers, split, mesh, np.dtype(dtype), keys)
         value = arch.rms.neutral if spec.neutral else None
         return _program(spec.shape(split), jnp.dtype(dtype), value, spec.sharding(mesh))(*keys)

@@ -24,7 +24,7 @@ from hex_llm.loader.contents import check_checkpoint, stored
 from hex_llm.loader.packed import load_packed
 from hex_llm.loader.values import Check, check_finite
 from hex_llm.models.arch import Arch
-from hex_llm.models.few_bits import Quantization, numbers_of
+from hex_llm.models.few_bits import Quantization, kept
 from hex_llm.models.split import Split
 from hex_llm.models.weights import WeightSpec, build, specs
 from hex_llm.quantization.method import Tensor
@@ -57,7 +57,8 @@ def load[T](
     total = sum(_bytes_of(checkpoint[name]) for spec in wanted for name in stored(spec, arch, quantization))
 
     def make(spec: WeightSpec) -> Array | Packed:
-        if (numbers := numbers_of(spec, quantization)) is not None:
+        spec, numbers = kept(spec, quantization)
+        if numbers is not None:
             return load_packed(spec, numbers, split, checkpoint, mesh, np.dtype(dtype), check, advance)
         return _load_plain(spec, split, checkpoint, mesh, np.dtype(dtype), check, advance)
 

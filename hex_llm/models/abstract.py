@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from hex_llm.models.arch import Arch
-from hex_llm.models.few_bits import Quantization, abstract_packed, numbers_of
+from hex_llm.models.few_bits import Quantization, abstract_packed, kept
 from hex_llm.models.split import Split
 from hex_llm.models.weights import WeightSpec, build
 
@@ -17,7 +17,8 @@ def abstract[T](cls: type[T], arch: Arch, mesh: Mesh, dtype: Any, quantization: 
     split = Split.over(arch, mesh)
 
     def make(spec: WeightSpec) -> Any:
-        if (numbers := numbers_of(spec, quantization)) is not None:
+        spec, numbers = kept(spec, quantization)
+        if numbers is not None:
             return abstract_packed(spec, split, mesh, numbers, dtype)
         return jax.ShapeDtypeStruct(spec.shape(split), dtype, sharding=spec.sharding(mesh))
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from hex_llm.models.split import Split
 from hex_llm.models.weights import Part, WeightSpec
 from hex_llm.parallel.mesh import TENSOR
 from hex_llm.parallel.sharding import RULES
-from hex_llm.quantization.method import Method, Numbers
+from hex_llm.quantization.method import Format, Method, Numbers
 from hex_llm.quantization.online import Online
 
 type Quantization = Method | Online
@@ -44,18 +44,34 @@ def module_of(spec: WeightSpec, part: Part) -> str | None:
     return part.name if spec.stack == "joined" else None
 
 
-def numbers_of(spec: WeightSpec, quantization: Quantization | None) -> Numbers | None:
-    """How the weight is kept in few bits; None: it is not."""
+class Kept(NamedTuple):
+    """A weight as a model's checkpoint has it."""
+
+    spec: WeightSpec
+    numbers: Numbers | None  # None: it is not in few bits
+
+
+def kept(spec: WeightSpec, quantization: Quantization | None) -> Kept:
     if quantization is None:
-        return None
-    modules = [module_of(spec, part) for part in spec.parts]
+        return Kept(spec, None)
     if isinstance(quantization, Online):
-        return quantization if all(each is not None and quantization.takes(each) for each in modules) else None
-    found = [None if each is None else quantization.format(each.format(0)) for each in modules]
+        modules = [module_of(spec, part) for part in spec.parts]
+        takes = all(each is not None and quantization.takes(each) for each in modules)
+        return Kept(spec, quantization if takes else None)
+    if spec.apart:
+        apart = dataclasses.replace(spec, parts=spec.apart, stack="tensors", apart=())
+        if (found := _format(apart, quantization)) is not None:
+            return Kept(apart, found)
+    return Kept(spec, _format(spec, quantization))
+
+
+def _format(spec: WeightSpec, method: Method) -> Format | None:
+    modules = [module_of(spec, part) for part in spec.parts]
+    found = [None if each is None else method.format(each.format(0)) for each in modules]
     if len(set(found)) > 1:
         raise CheckpointError(
-            f"{' and '.join(part.name for part in spec.parts)} are one weight here, but {quantization.name} keeps them "
-            "in different ways."
+            f"{' and '.join(part.name for part in spec.parts)} are one weight here, but {method.name} keeps them in "
+            "different ways."
         )
     return found[0]
 

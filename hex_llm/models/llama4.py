@@ -45,9 +45,15 @@ class Attention(llama.Attention):
 class Moe:
     router: Matrix = tensor("router.weight", "expert embed")
     gate_up: Matrix = weight(
-        Part("experts.gate_up_proj", mixtral.GATE_UP_ROWS, ("embed",), transposed=True), stack="joined"
+        Part("experts.gate_up_proj", mixtral.GATE_UP_ROWS, ("embed",), transposed=True),
+        stack="joined",
+        apart=tuple(Part(f"experts.{{}}.{name}_proj.weight", ("mlp",), ("embed",)) for name in ("gate", "up")),
     )
-    down: Matrix = weight(Part("experts.down_proj", ("embed",), ("mlp",), transposed=True), stack="joined")
+    down: Matrix = weight(
+        Part("experts.down_proj", ("embed",), ("mlp",), transposed=True),
+        stack="joined",
+        apart=(Part("experts.{}.down_proj.weight", ("embed",), ("mlp",)),),
+    )
     shared: llama.Mlp = nested(llama.Mlp, "shared_expert.")
 
     gate_up_bias = down_bias = None

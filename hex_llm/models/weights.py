@@ -66,6 +66,7 @@ class WeightSpec:
     when: Condition | None = None  # None: always there
     neutral: bool = False  # in a dummy model it changes nothing; others are random there
     stack: Stack | None = None
+    apart: tuple[Part, ...] = ()  # of what is joined: its parts in checkpoints that have a tensor for each expert
 
     @property
     def dims(self) -> tuple[str, ...]:
@@ -93,8 +94,11 @@ class WeightSpec:
                 return {part.name.format(i): part.shape(arch) for i in experts for part in self.parts}
 
     def under(self, prefix: str) -> "WeightSpec":
-        parts = tuple(dataclasses.replace(part, name=prefix + part.name) for part in self.parts)
-        return dataclasses.replace(self, parts=parts)
+        parts, apart = (
+            tuple(dataclasses.replace(part, name=prefix + part.name) for part in parts)
+            for parts in (self.parts, self.apart)
+        )
+        return dataclasses.replace(self, parts=parts, apart=apart)
 
 
 def tensor(name: str, dims: str, *, when: Condition | None = None) -> Any:
@@ -121,12 +125,18 @@ def fused(
     return weight(*(Part(name, (row,), tuple(columns.split())) for name, row in parts), when=when, stack=stack)
 
 
-def weight(*parts: Part, when: Condition | None = None, neutral: bool = False, stack: Stack | None = None) -> Any:
+def weight(
+    *parts: Part,
+    when: Condition | None = None,
+    neutral: bool = False,
+    stack: Stack | None = None,
+    apart: tuple[Part, ...] = (),
+) -> Any:
     """A field that holds these parts."""
     rows = [row for part in parts for row in part.rows]
     if len({RULES[dim] for dim in rows}) != 1:
         raise ValueError(f"{rows} are not split alike, so {[part.name for part in parts]} cannot be one array")
-    return dataclasses.field(metadata={"spec": WeightSpec(parts, when, neutral, stack)})
+    return dataclasses.field(metadata={"spec": WeightSpec(parts, when, neutral, stack, apart)})
 
 
 def nested(cls: type, prefix: str) -> Any:

@@ -5,6 +5,7 @@ import os
 import jax
 
 from hex_llm.kernels import chain
+from hex_llm.kernels.quant_matmul.weight import Packed
 from hex_llm.parallel.backend import backend
 from hex_llm.runner.programs import Forward, Program, Programs
 
@@ -35,6 +36,9 @@ def compiler_options(programs: Programs, program: Program) -> dict[str, bool | i
 def _is_chain(programs: Programs, tokens: int) -> bool:
     arch = programs.arch
     if programs.is_split or arch.o_bias or arch.mlp_bias or arch.num_experts:
+        return False
+    weights = jax.tree.leaves(programs.params, is_leaf=lambda leaf: isinstance(leaf, Packed))
+    if any(isinstance(each, Packed) and each.layout == "plain" and each.coding != "fp8" for each in weights):
         return False
     q = jax.ShapeDtypeStruct((tokens, arch.num_heads, arch.head_dim), programs.params.embed.dtype)
     return chain.whole(q, programs.kv[0], embed=arch.embed_size, mlp=arch.mlp_size)

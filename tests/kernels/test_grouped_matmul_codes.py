@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hex_llm.kernels.grouped_matmul import gpu, gpu_few, gpu_few_plan, gpu_left, gpu_many_codes
+from hex_llm.kernels import hopper
+from hex_llm.kernels.grouped_matmul import api, gpu, gpu_few, gpu_few_plan, gpu_left, gpu_many_codes, xla
 from hex_llm.kernels.grouped_matmul.gpu_few_plan import Plan
 from hex_llm.kernels.quant_matmul import gpu_expert_layout, gpu_layout, plain
 from hex_llm.kernels.quant_matmul.reference import dequantize
 from hex_llm.kernels.quant_matmul.weight import Codes, Coding
 from tests.kernels import test_quant_matmul_gpu
 from tests.kernels.test_grouped_matmul import SERVED, assert_close, choices
-from tests.kernels.test_quant_matmul_gpu import weight_of
 
 simulator = test_quant_matmul_gpu.simulator
 CODINGS: list[tuple[Coding, int | None]] = [
@@ -24,9 +24,17 @@ CODINGS: list[tuple[Coding, int | None]] = [
     ("nf4", 64),
     ("fp4", 64),
     ("mxfp4", 32),
+    ("fp8", None),
 ]
 FEW = Plan(rows=128, depth=128, slots=2, blocks=3), Plan(rows=64, depth=128, slots=3, blocks=3)
 MANY = tuple(gpu_many_codes.Plan(tokens=8, workers=1, weights=weights, slots=2, blocks=3) for weights in (2, 1))
+
+
+def weight_of(coding: Coding, group: int | None, shape: tuple[int, ...], seed: int = 0) -> Codes:
+    if coding != "fp8":
+        return test_quant_matmul_gpu.weight_of(coding, group, shape, seed)
+    codes = test_quant_matmul_gpu.weight_of("int8", group, shape, seed)
+    return dataclasses.replace(codes, codes=codes.codes.astype(jnp.float8_e4m3fn), coding="fp8")
 
 
 def rounded(codes: Codes) -> jax.Array:
@@ -51,18 +59,18 @@ def inputs(coding, group, tokens, k, num_experts, width, size, *, bias=False, am
 
 
 @pytest.mark.parametrize(("coding", "group"), [*CODINGS, ("int4", 256), ("nf4", None), ("int8", 32)])
-@pytest.mark.parametrize("size", [128, 256, 192, 2112])
-def test_a_weight_is_the_same_in_whole_tiles(coding, group, size):
-    if group and size % group:
-        pytest.skip("groups do not divide it")
-    codes = weight_of(coding, group, (2, 64, size))
-    packed = jax.jit(gpu_expert_layout.pack)(codes)
-    columns = {192: 256, 2112: 2304}.get(size, size)  # an even number of tiles, where there are many
-    assert packed.shape == (2, 64, columns)
-    got = dequantize(gpu_layout.unpack(packed))
-    assert gpu_layout.grouping_of(packed) is not None
-    assert (got[..., :size].astype(jnp.bfloat16) == rounded(codes)).all()
-    assert (got[..., size:] == 0).all()
+def test_a_weight_is_the_same_in_whole_tiles(coding, group):
+    # (columns of the weight, of its codes); an even number of tiles, where there are many
+    sizes = [(128, 128), (512, 512), (192, 256), (2112, 2304)]
+    for size, columns in sizes:
+        if group is None or size % group == 0:
+            codes = weight_of(coding, group, (2, 64, size))
+            packed = jax.jit(gpu_expert_layout.pack)(codes)
+            assert packed.shape == (2, 64, columns)
+            assert gpu_layout.grouping_of(packed) is not None
+            got = dequantize(gpu_layout.unpack(packed))
+            assert (got[..., :size].astype(jnp.bfloat16) == rounded(codes)).all()
+            assert (got[..., size:] == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -132,6 +140,17 @@ def test_the_kernel_for_many_tokens_does_what_the_reference_says(
     assert_close(out, meant, activation)
 
 
+@pytest.mark.parametrize(("coding", "group"), [("int8", None), ("mxfp4", 32), ("fp8", None)])
+@pytest.mark.parametrize("down_is_plain", [False, True])
+def test_xla_takes_what_the_kernels_do_not(coding, group, down_is_plain):
+    given, meant = inputs(coding, group, 5, 2, 3, 192, 192, bias=True)
+    x, gate_up, bias, down, *routes = given
+    if down_is_plain and coding != "fp8":  # tokens are in 8 bits with a plain one of fp8
+        down = plain.pack(weight_of(coding, group, (3, 192, 192), seed=2))
+    run = jax.jit(xla.experts, static_argnames="activation")
+    assert_close(run(x, gate_up, bias, down, *routes, activation="silu"), meant)
+
+
 def abstract(name, coding, group):
     num_experts, k, width, size = SERVED[name]
 
@@ -154,16 +173,16 @@ def test_plans_cover_the_served_models(name, coding, group):
     k, gate_up, down = abstract(name, coding, group)
     x = jax.ShapeDtypeStruct((1, down.shape[1]), jnp.bfloat16)
     assert gpu.supports(x, gate_up, down)
-    for tokens in (1, 8, 64, 128):
+    for tokens in (1, 8, 64):
         first, second = gpu_few_plan.plans_for(tokens, min(gate_up.shape[0], tokens * k), gate_up, down)
         assert gate_up.shape[1] % first.rows == down.shape[1] % second.rows == 0
         assert down.shape[2] % (second.depth * second.splits) == 0
         for plan, weight, weights in ((first, gate_up, 2), (second, down, 1)):
             left = gpu_left.left_of(weight, weights=weights, rows=plan.rows // weights, depth=plan.depth)
-            assert gpu_few_plan.ring_slots(tokens, plan, left) >= 3
+            assert gpu_few_plan.ring_slots(tokens, plan.slots, left) >= 3
         assert down.shape[1] // second.rows * second.splits >= 0.6 * 132
-    for tokens in (129, 2048):
-        tile = gpu_many_codes.tile_tokens(tokens * k, gate_up.shape[0])
+    for tokens in (65, 129, 2048):
+        tile = gpu_many_codes.tile_tokens(tokens * k, gate_up.shape[0], gate_up.shape[1] // 2)
         for weight, gated in ((gate_up, True), (down, False)):
             plan = gpu_many_codes.plan_for(tile, weight.shape[1], gated=gated)
             assert weight.shape[1] % plan.rows == 0
@@ -180,3 +199,12 @@ def test_other_layouts_and_odd_sizes_are_left_to_xla():
     assert not gpu.supports(x, first, plain.pack(weight_of("int4", 128, (2, 128, 128))))
     assert not gpu.supports(x, first, jnp.zeros((2, 128, 128), jnp.bfloat16))
     assert not gpu.supports(x.astype(jnp.float32), first, down)
+
+
+@pytest.mark.parametrize(("tokens", "kernel"), [(64, "few"), (65, "many")])
+def test_the_number_of_tokens_says_which_kernel(monkeypatch, tokens, kernel):
+    for name, module in (("few", gpu_few), ("many", gpu_many_codes)):
+        monkeypatch.setattr(module, "experts", lambda *_, name=name, **__: name)
+    given, _ = inputs("int4", 128, tokens, 1, 2, 128, 128)
+    monkeypatch.setattr(hopper.jax, "default_backend", lambda: "gpu")
+    assert api.experts(*given, activation="silu") == kernel

@@ -202,6 +202,8 @@ def test_the_product_is_the_reference_s_however_it_is_cut(tokens, out, size, pla
     [
         (150, 256, 256, Plan(workers=2, stack=1, tokens=80, depth=64, slots=3)),
         (200, 192, 128, Plan(workers=1, stack=1, tokens=40, band=2, slots=2)),  # bands of two and of one
+        # Six pieces: a whole one for each of four blocks, and the other two in halves.
+        (144, 192, 128, Plan(workers=1, stack=1, tokens=80, last=40, depth=64, slots=3)),
     ],
 )
 def test_more_tokens_are_cut_too(tokens, out, size, plan):

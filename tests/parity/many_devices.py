@@ -48,7 +48,12 @@ class ManyDevices:
         return np.load(self._out)
 
     def greedy(
-        self, folder: Path, num_devices: int, prompts: Sequence[Sequence[int]], length: int, kv_cache_dtype: str = "auto"
+        self,
+        folder: Path,
+        num_devices: int,
+        prompts: Sequence[Sequence[int]],
+        length: int,
+        kv_cache_dtype: str = "auto",
     ) -> list[list[int]]:
         """What an engine goes on with after the prompts."""
         return self._ask("greedy", str(folder), num_devices, prompts, length, kv_cache_dtype)

@@ -90,7 +90,8 @@ def check_compressed(oracle, folder, form, weights, arrays, inputs):
     format = read_method(Fields("config.json", config)).format(MODULE)
     assert format is not None
     tensors = open_checkpoint(folder)
-    wanted = format.tensors(MODULE, *arrays["weight"].shape, None)
+    out, size = arrays["weight"].shape
+    wanted = format.tensors(MODULE, out, size, None)
     assert wanted.keys() == tensors.keys()
     assert all(stored.admits(tensors[name].shape) for name, stored in wanted.items())
     np.testing.assert_array_equal(read_all(format, tensors, MODULE), expected)

@@ -33,6 +33,7 @@ def questions(every: int) -> list[dict[str, Any]]:
     return [question for question in found if "answer" in question][::every]
 
 
+@cache
 def share_right(folder: Path, every: int, cache_folder: str | None) -> float:
     """Of the questions, those that a model answers exactly."""
     llm = LLM(
@@ -48,7 +49,7 @@ def share_right(folder: Path, every: int, cache_folder: str | None) -> float:
         compilation_cache_dir=cache_folder,
     )
     asked = questions(every)
-    sampling = SamplingParams(temperature=0, max_tokens=60)
+    sampling = SamplingParams(temperature=0, max_tokens=200)
     told = llm.chat([question["messages"] for question in asked], sampling, progress=False)
     right = [reply.outputs[0].text == question["answer"] for reply, question in zip(told, asked, strict=True)]
     return sum(right) / len(right)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hex_llm.kernels.quant_matmul import api
+from hex_llm.kernels.quant_matmul import layouts
 from hex_llm.kernels.quant_matmul.reference import dequantize
 from hex_llm.kernels.quant_matmul.weight import Packed
 from hex_llm.loader.checkpoint import open_checkpoint
@@ -54,7 +54,7 @@ def check(folder: Path, decoded: Path, devices: int) -> None:
             share = np.asarray(shard.data)
             if own.order is not None:  # columns are anybody's
                 share = np.asarray(expected)[shard.index[0]][:, np.asarray(own.order)]
-            np.testing.assert_array_equal(np.asarray(dequantize(api.unpack(own))), share)
+            np.testing.assert_array_equal(np.asarray(dequantize(layouts.unpack(own))), share)
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """Whole models in quantized formats: what devices have of them, how well they answer, and which are refused."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.checkpoints import write_llama
 from tests.quantization.models import FOLDER, share_right
-from tests.quantization.writers import KINDS, write
+from tests.quantization.writers import KINDS, awq, grouped, write
 
 # One of each layout, in every run; all of them with -m slow.
 SOME = [
@@ -52,6 +53,20 @@ def check_answers(name: str, every: int, folder) -> None:
 @pytest.mark.parametrize("name", ANSWERING)
 def test_the_embedded_model_answers_as_well(name, tmp_path):
     check_answers(name, EVERY, tmp_path)
+
+
+def coarse(weight, module):
+    """AWQ with four of its sixteen codes."""
+    parts = grouped(weight, 128)
+    low = parts.min(axis=2, keepdims=True)
+    step = (parts.max(axis=2, keepdims=True) - low) / 3
+    return awq((np.rint((parts - low) / step) * step + low).reshape(weight.shape), module, 128)
+
+
+def test_answers_tell_weights_that_are_rounded_too_far(tmp_path):
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
+    folder = write(FOLDER, tmp_path / "model", dataclasses.replace(KINDS["awq"], pack=coarse))
+    assert share_right(folder, EVERY, cache) < share_right(FOLDER, EVERY, cache) - 0.1
 
 
 @pytest.mark.slow

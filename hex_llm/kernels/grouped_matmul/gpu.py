@@ -11,6 +11,9 @@ from hex_llm.kernels.grouped_matmul import gpu_few, gpu_many, gpu_many_codes
 from hex_llm.kernels.hopper import MMA_ROWS
 from hex_llm.kernels.quant_matmul.weight import Matrix, Packed
 
+# With more it takes longer to multiply all tokens with every expert than to read these.
+MAX_TOKENS_OF_CODES = 64
+
 
 def supports(x: Array, gate_up: Matrix, down: Matrix) -> bool:
     """Whether there are kernels for these types and sizes."""
@@ -38,6 +41,6 @@ def experts(
 
 
 def _for_few_or_many(tokens: int, weight: Matrix) -> Any:
-    if tokens <= MAX_TOKENS:
-        return gpu_few.experts
-    return gpu_many_codes.experts if isinstance(weight, Packed) else gpu_many.experts
+    if isinstance(weight, Packed):
+        return gpu_few.experts if tokens <= MAX_TOKENS_OF_CODES else gpu_many_codes.experts
+    return gpu_few.experts if tokens <= MAX_TOKENS else gpu_many.experts

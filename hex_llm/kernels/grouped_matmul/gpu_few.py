@@ -232,4 +232,4 @@ def down_product(hidden: Array, weight: Matrix, which: Touched, *, plan: Plan) -
 
 def _ring(batch: int, plan: Plan, weight: Matrix, dtype: Any, *, weights: int) -> Ring:
     left = left_of(weight, weights=weights, rows=plan.rows // weights, depth=plan.depth)
-    return Ring(ring_slots(batch, plan, left), left, weights, batch, dtype)
+    return Ring(ring_slots(batch, plan.slots, left), left, weights, batch, dtype)

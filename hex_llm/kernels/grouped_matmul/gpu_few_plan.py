@@ -9,6 +9,7 @@ from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, Matrix, Packed
 
 SHARED_BYTES = 222 * 1024  # for the ring: of 227 KB, so that a small kernel can stand beside
 MAX_SPLITS = 8
+MAX_SLOTS = 32  # there are no more barriers in a group
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,7 @@ def _depth(tokens: int, rows: int, size: int) -> int:
 
 def coded_gate_up_plan(touched: int, size: int) -> Plan:
     """For codes of weights [E, 2F, D], of which so many experts are touched: `size` is F."""
-    tiles = size // MMA_ROWS
-    plans = [Plan(2 * workers * MMA_ROWS, HOPPER_COLUMNS) for workers in (2, 1) if tiles % workers == 0]
+    plans = [Plan(2 * n * MMA_ROWS, HOPPER_COLUMNS) for n in (2, 3, 1) if size % (n * MMA_ROWS) == 0]
     return min(plans, key=lambda plan: _decoding(2 * size // plan.rows * touched, plan.rows, stack=2))
 
 
@@ -76,7 +76,7 @@ def coded_down_plan(size: int, width: int) -> Plan:
     columns = size // HOPPER_COLUMNS
     plans = [
         Plan(workers * stack * MMA_ROWS, HOPPER_COLUMNS, splits, stack)
-        for workers, stack in ((2, 2), (2, 1), (1, 2), (1, 1))
+        for workers, stack in ((2, 2), (2, 1), (3, 1), (1, 2), (1, 1))
         if width % (workers * stack * MMA_ROWS) == 0
         for splits in range(1, MAX_SPLITS + 1)
         if columns % splits == 0
@@ -91,12 +91,12 @@ def coded_down_plan(size: int, width: int) -> Plan:
 
 
 def _decoding(pieces: int, rows: int, stack: int) -> float:
-    """The time of so many pieces of work in tiles that a block decodes one after the other."""
+    """The time of so many pieces of work in tiles that a block decodes one after the other. A warpgroup alone is slow:
+    nobody multiplies while it decodes."""
     tiles = rows // MMA_ROWS
-    alone = tiles == stack  # nobody multiplies while it decodes, but with two tiles it has more to do meanwhile
-    return -(-pieces // num_sms()) * tiles * ((1.1 if stack == 2 else 1.3) if alone else 1.0)
+    return -(-pieces // num_sms()) * tiles * (2 if tiles == stack else 1)
 
 
-def ring_slots(tokens: int, plan: Plan, left: Left) -> int:
-    """Slots of the ring of a block: as many as fit, if the plan does not say."""
-    return plan.slots or SHARED_BYTES // (left.slot_bytes + padded(tokens) * left.depth * 2)
+def ring_slots(tokens: int, wanted: int | None, left: Left) -> int:
+    """Slots of the ring of a block: as many as fit, if no number is wanted."""
+    return wanted or min(MAX_SLOTS, SHARED_BYTES // (left.slot_bytes + padded(tokens) * left.depth * 2))

@@ -116,9 +116,9 @@ class Plain:
         go_on()
 
 
-# Of a thread that copies and of one that multiplies, where two warpgroups do: together at most what the launch took, or
-# it hangs.
-REGISTERS = 40, 232
+# Of a thread that copies and of one that multiplies, by how many warpgroups do: together at most what the launch took,
+# or it hangs.
+REGISTERS = {2: (40, 232), 3: (32, 160)}
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Codes:
 
     @property
     def registers(self) -> tuple[int, int] | None:
-        return REGISTERS if self.tiles == 2 else None
+        return REGISTERS.get(self.tiles)
 
     @property
     def slot_bytes(self) -> int:

@@ -21,7 +21,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.gpu_gate import gated
 from hex_llm.kernels.grouped_matmul.gpu_band import in_bands
-from hex_llm.kernels.grouped_matmul.gpu_few_plan import SHARED_BYTES
+from hex_llm.kernels.grouped_matmul.gpu_few_plan import ring_slots
 from hex_llm.kernels.grouped_matmul.gpu_left import Place, arrays_of, left_of
 from hex_llm.kernels.grouped_matmul.gpu_ring import Ring, Work, run
 from hex_llm.kernels.grouped_matmul.gpu_sums import add_to_rows, store
@@ -35,9 +35,9 @@ class Plan:
     """How a grouped product is cut."""
 
     tokens: int  # of a tile
-    workers: int  # warpgroups that multiply, 1 or 2
+    workers: int  # warpgroups that multiply, at most 3
     weights: int = 2  # pieces of 64 rows that each of them multiplies side by side
-    band: int = 2048  # rows whose tiles run side by side
+    band: int = 1024  # rows whose tiles run side by side
     slots: int | None = None  # of the ring; as many as fit if not given
     blocks: int | None = None  # at a time; one for each SM if not given
 
@@ -47,16 +47,24 @@ class Plan:
         return self.workers * self.weights * MMA_ROWS
 
 
-def tile_tokens(rows: int, num_experts: int) -> int:
-    """Tokens of a tile, for so many rows of all experts: more than an expert has are mostly padding."""
-    return next((tokens for tokens in (128, 64) if 4 * rows >= 3 * tokens * num_experts), 32)
+def tile_tokens(rows: int, num_experts: int, size: int) -> int:
+    """Tokens of a tile, for so many rows of all experts, and F: few experts are to have more, or they would be decoded
+    twice, and more than an expert has are padding."""
+    largest = 64 if _warpgroups(size // MMA_ROWS) == 3 else 128
+    return next((tokens for tokens in (32, 64) if 2 * tokens * num_experts >= 3 * rows), largest)
+
+
+def _warpgroups(tiles: int) -> int:
+    """That share so many pieces of 64 rows. Three have registers for the gate and up of 64 tokens, others of 128."""
+    return next(workers for workers in (2, 3, 1) if tiles % workers == 0)
 
 
 def plan_for(tokens: int, out: int, *, gated: bool) -> Plan:
     """The plan for tiles of so many tokens and a weight of `out` rows, a multiple of 64, or of 128 with a gate."""
     tiles = out // MMA_ROWS
-    shapes = ((2, 2), (1, 2)) if gated else ((2, 2), (2, 1), (1, 2), (1, 1))
-    return next(Plan(tokens, *shape) for shape in shapes if tiles % (shape[0] * shape[1]) == 0)
+    if gated:
+        return Plan(tokens, _warpgroups(tiles // 2), 2)
+    return Plan(tokens, 2, 2) if tiles % 4 == 0 else Plan(tokens, _warpgroups(tiles), 1)
 
 
 def experts(
@@ -73,7 +81,7 @@ def experts(
     """As `reference.experts`, but [1, T, D] in the type of `x`."""
     num_experts, width, size = down.shape
     if plans is None:
-        tokens = tile_tokens(chosen.size, num_experts)
+        tokens = tile_tokens(chosen.size, num_experts, gate_up.shape[1] // 2)
         plans = plan_for(tokens, gate_up.shape[1], gated=True), plan_for(tokens, width, gated=False)
     groups = group_rows(chosen, num_experts, plans[0].tokens)
     # Codes may have columns more than there are, that stand for zeros.
@@ -158,5 +166,4 @@ def product(
 
 def _ring(weight: Packed, plan: Plan, dtype: Any) -> Ring:
     left = left_of(weight, weights=plan.weights, rows=plan.workers * MMA_ROWS, depth=HOPPER_COLUMNS)
-    slots = plan.slots or SHARED_BYTES // (left.slot_bytes + plan.tokens * HOPPER_COLUMNS * 2)
-    return Ring(slots, left, plan.weights, plan.tokens, dtype)
+    return Ring(ring_slots(plan.tokens, plan.slots, left), left, plan.weights, plan.tokens, dtype)

@@ -9,8 +9,9 @@ from jax import Array, lax
 from hex_llm.kernels.activation import Activation, gated
 from hex_llm.kernels.grouped_matmul.groups import combine, group_rows
 from hex_llm.kernels.quant_matmul import xla as quant_matmul
-from hex_llm.kernels.quant_matmul.layouts import as_plain
-from hex_llm.kernels.quant_matmul.weight import Matrix, Packed
+from hex_llm.kernels.quant_matmul.layouts import unpack
+from hex_llm.kernels.quant_matmul.reference import dequantize
+from hex_llm.kernels.quant_matmul.weight import Matrix, Packed, of_expert
 from hex_llm.parallel.backend import backend
 
 LARGEST_TILE = 128
@@ -27,7 +28,6 @@ def experts(
     activation: Activation,
 ) -> Array:
     """As `reference.experts`, but [1, T, D] in the type of `x`, to which each product is rounded."""
-    gate_up, down = as_plain(gate_up, x.shape[1]), as_plain(down, gate_up.shape[1] // 2)
     tile = _tile(chosen.shape[0], chosen.shape[1], gate_up.shape[0])
     groups = group_rows(chosen, gate_up.shape[0], tile)
 
@@ -57,8 +57,12 @@ def _tile(tokens: int, k: int, num_experts: int) -> int:
 
 def _product(rows: Array, weights: Matrix, expert: Array) -> Array:
     if isinstance(weights, Packed):
-        return quant_matmul.matmul(rows, weights, dtype=jnp.dtype(jnp.float32), expert=expert)
-    weight = lax.dynamic_index_in_dim(weights, expert, keepdims=False)
+        if weights.layout == "plain":
+            return quant_matmul.matmul(rows, weights, dtype=jnp.dtype(jnp.float32), expert=expert)
+        # A kernel takes one of the two weights, but not the other; its layout may have more columns.
+        weight = dequantize(unpack(of_expert(weights, expert)))[:, : rows.shape[1]].astype(rows.dtype)
+    else:
+        weight = lax.dynamic_index_in_dim(weights, expert, keepdims=False)
     if rows.shape[0] == 1 and weight.dtype.itemsize < 4 and backend() == "cpu":
         # As in `layers.linear`: a product would write out a float32 copy of the weight first.
         return jnp.sum(weight.astype(jnp.float32) * rows.astype(jnp.float32), axis=1)[None, :]

@@ -44,7 +44,7 @@ def matmul(x: Tokens, weight: Packed, *, dtype: jnp.dtype) -> Array:
         from hex_llm.kernels.quant_matmul import tpu
 
         return tpu.matmul(x, weight, dtype=dtype)
-    return xla.matmul(x, as_plain(weight, x.shape[1]), dtype=dtype)
+    return xla.matmul(x, as_plain(weight), dtype=dtype)
 
 
 def rows_for(x: Array, weight: Matrix) -> Fp8 | None:

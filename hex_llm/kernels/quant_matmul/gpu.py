@@ -6,8 +6,8 @@ work. But the weight's tiles are codes (`gpu_layout`), which a compute warpgroup
 numbers of them (`gpu_decode`), and multiplies from there; while a product runs, it decodes what the next one needs.
 
 Up to 128 tokens are one piece of work with a tile of rows, and `in` may be split between blocks. With more, tokens are
-cut, too, and the same kernel runs at nearly the speed of a product in bfloat16: to decode the whole weight first, for
-cuBLAS, would cost more than that lacks. What one token gets depends on no other token.
+cut, too, and the same kernel runs at nearly the speed of a product in bfloat16: to write the whole weight in bfloat16
+first, for cuBLAS, takes longer than what that lacks. What one token gets depends on no other token.
 """
 
 import functools
@@ -45,6 +45,7 @@ class Plan:
     workers: int  # warpgroups that multiply, 1 or 2
     stack: int  # tiles of 64 rows that each of them multiplies side by side, 1 or 2; gate and up, if there are these
     tokens: int | None = None  # of a piece of work; all if not given
+    last: int | None = None  # of each of those that are left when all blocks have had as many; a share of `tokens`
     depth: int = HOPPER_COLUMNS  # columns of the weight in one slot of the ring: of a tile, or of half a tile
     splits: int = 1  # pieces of `in`, each a piece of work of its own
     band: int = 8  # pieces of tokens that run side by side
@@ -92,17 +93,23 @@ def plan_for(tokens: int, out: int, size: int, *, gated: bool = False) -> Plan:
 def plan_for_many(tokens: int, out: int) -> Plan:
     """The plan for more tokens than `supports` accepts."""
     workers = 2 if out % (2 * HOPPER_ROWS) == 0 else 1
+    tiles = out // (workers * HOPPER_ROWS)
 
-    def plan(pieces: int) -> Plan:
+    def each(width: int) -> float:
+        """Microseconds of a tile of 64 rows by 128 columns."""
+        return 0.1 + 0.0024 * width
+
+    def candidate(pieces: int) -> tuple[float, Plan]:
+        """What it takes, and the plan. What is left for a last round may be halved, so that it is a shorter one."""
         width = padded(-(-tokens // pieces))
-        return Plan(workers=workers, stack=1, tokens=width, depth=HOPPER_COLUMNS if width <= 128 else CHUNK)
+        depth = HOPPER_COLUMNS if width <= 128 else CHUNK
+        rounds, left = divmod(tiles * pieces, num_sms())
+        half = width // 2 if rounds and width % 16 == 0 and 0 < 2 * left <= num_sms() else None
+        time = rounds * each(width) + (each(half or width) if left else 0)
+        return time, Plan(workers=workers, stack=1, tokens=width, last=half, depth=depth)
 
-    def microseconds(pieces: int) -> float:
-        """For each tile of 128 columns."""
-        rounds = -(-(out // plan(pieces).rows) * pieces // num_sms())
-        return rounds * (0.062 + 0.0024 * (plan(pieces).tokens or tokens))
-
-    return plan(min(range(-(-tokens // MOST_TOKENS), -(-tokens // FEWEST_TOKENS) + 1), key=microseconds))
+    counts = range(-(-tokens // MOST_TOKENS), -(-tokens // FEWEST_TOKENS) + 1)
+    return min((candidate(pieces) for pieces in counts), key=lambda each: each[0])[1]
 
 
 def ring_slots(tokens: int, weight: Packed, plan: Plan) -> int:
@@ -172,7 +179,14 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
     steps = column_tiles * cuts // plan.splits
     words = 0 if grouping is None else max(1, grouping.words // cuts)  # in a slot
     total_pieces = down * across * plan.splits
-    blocks = min(plan.blocks or -(-total_pieces // -(-total_pieces // num_sms())), total_pieces)
+    rounds = -(-total_pieces // num_sms())
+    blocks = min(plan.blocks or (-(-total_pieces // rounds) if plan.last is None else num_sms()), total_pieces)
+    # (tokens, pieces of a whole one, the first whole piece, pieces): whole ones, and then those that are left.
+    whole = total_pieces if plan.last is None else total_pieces // blocks * blocks
+    phases = [(tokens, 1, 0, whole)]
+    if plan.last is not None:
+        shares = tokens // plan.last
+        phases.append((plan.last, shares, whole, (total_pieces - whole) * shares))
     slots = min(ring_slots(batch, weight, plan), steps * -(-total_pieces // blocks))
     prefetched = min(slots, steps, PREFETCHED)
     band = min(plan.band, across)
@@ -180,30 +194,34 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
 
     def body(x_ref, w_ref, scale_ref, o_ref, x_ring, w_ring, scale_ring, full, empty):
         block, worker = lax.axis_index("block"), lax.axis_index("worker")
-        pieces = lax.div(total_pieces - block + blocks - 1, blocks)
+        # Of each phase, those of this block.
+        pieces = [lax.div(count - block + blocks - 1, blocks) for _, _, _, count in phases]
 
         def after(slot):
             """The next one of the ring."""
             return lax.select(slot == slots - 1, 0, slot + 1)
 
-        def place(index):
+        def place(phase, index):
             """(first tile of rows, first token, split) of a piece of work: along the tokens of a band, then down."""
-            piece = block + index * blocks
+            width, shares, start, _ = phases[phase]
+            number = block + index * blocks
+            piece = start + lax.div(number, shares)
             if across == 1:
-                return lax.rem(piece, down) * tall, 0, lax.div(piece, down)
-            which = lax.div(piece, band * down)
-            left = piece - which * (band * down)
-            width = jnp.minimum(band, across - which * band)
-            column = which * band + lax.rem(left, width)
-            return lax.div(left, width) * tall, column * tokens, 0
+                first, token, split = lax.rem(piece, down) * tall, 0, lax.div(piece, down)
+            else:
+                which = lax.div(piece, band * down)
+                left = piece - which * (band * down)
+                high = jnp.minimum(band, across - which * band)
+                first, token, split = lax.div(left, high) * tall, (which * band + lax.rem(left, high)) * tokens, 0
+            return first, token + lax.rem(number, shares) * width, split
 
         @pl.when(worker == workers)
         def _memory():
             if workers == 2:
                 plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
 
-            def fetch(index, t, slot, with_weight=True, with_x=True):
-                first, token, split = place(index)
+            def fetch(phase, index, t, slot, with_weight=True, with_x=True):
+                first, token, split = place(phase, index)
                 step = split * steps + t
                 column, cut = (step, 0) if cuts == 1 else (lax.div(step, cuts), lax.rem(step, cuts))
                 if with_weight:
@@ -217,24 +235,29 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                                 scale_ref.at[source, column, scales], scale_ring.at[slot, target], full.at[slot]
                             )
                 if with_x:
-                    columns = pl.ds(step * plan.depth, plan.depth)
-                    plgpu.copy_gmem_to_smem(x_ref.at[pl.ds(token, tokens), columns], x_ring.at[slot], full.at[slot])
+                    width, columns = phases[phase][0], pl.ds(step * plan.depth, plan.depth)
+                    source = x_ref.at[pl.ds(token, width), columns]
+                    plgpu.copy_gmem_to_smem(source, x_ring.at[slot, pl.ds(0, width)], full.at[slot])
 
             # The weight is there already; `x` is there when the kernel in front has ended.
-            pl.loop(0, prefetched)(lambda t: fetch(0, t, t, with_x=False))
+            pl.loop(0, prefetched)(lambda t: fetch(0, 0, t, t, with_x=False))
             plgpu.griddepcontrol_wait()
             plgpu.griddepcontrol_launch_dependents()
-            pl.loop(0, prefetched)(lambda t: fetch(0, t, t, with_weight=False))
+            pl.loop(0, prefetched)(lambda t: fetch(0, 0, t, t, with_weight=False))
 
-            def fetch_piece(index, slot):
+            def fetch_piece(phase, index, slot):
+                before = sum(pieces[:phase]) + index
+
                 def fetch_step(t, slot):
-                    pl.when(index * steps + t >= slots)(lambda: plgpu.barrier_wait(empty.at[slot]))
-                    fetch(index, t, slot)
+                    pl.when(before * steps + t >= slots)(lambda: plgpu.barrier_wait(empty.at[slot]))
+                    fetch(phase, index, t, slot)
                     return after(slot)
 
-                return lax.fori_loop(lax.select(index == 0, prefetched, 0), steps, fetch_step, slot)
+                return lax.fori_loop(lax.select(before == 0, prefetched, 0), steps, fetch_step, slot)
 
-            slot = lax.fori_loop(0, pieces, fetch_piece, jnp.int32(prefetched % slots))
+            slot = jnp.int32(prefetched % slots)
+            for phase, count in enumerate(pieces):
+                slot = lax.fori_loop(0, count, functools.partial(fetch_piece, phase), slot)
 
             # Nothing is left under way when the block ends.
             def wait_for(_, slot):
@@ -242,7 +265,7 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                 return after(slot)
 
             # The oldest that is still in use; where the ring was never full, that is the first.
-            in_use = jnp.minimum(pieces * steps, slots)
+            in_use = jnp.minimum(sum(pieces) * steps, slots)
             lax.fori_loop(0, in_use, wait_for, lax.select(in_use == slots, slot, 0))
 
         @pl.when(worker < workers)
@@ -261,7 +284,7 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                     tuple(plgpu.load(each, layout=gpu_decode.ROW_LAYOUT, optimized=False) for each in scales),
                 )
 
-            def multiply(totals, slot, chunks, is_first):
+            def multiply(totals, slot, width, chunks, is_first):
                 """Decodes and multiplies what is in a slot."""
                 plgpu.barrier_wait(full.at[slot])
                 before = lax.select(slot == 0, slots - 1, slot - 1)
@@ -269,30 +292,33 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                 # All at once: there is one wait for shared memory then, and not one for each product.
                 loaded = [load(slot, i * workers + worker, chunk) for chunk, i in products]
                 for (chunk, i), (codes, scales) in zip(products, loaded, strict=True):
-                    right = x_ring.at[slot, :, pl.ds(chunk % (CHUNKS // cuts) * CHUNK, CHUNK)].transpose((1, 0))
-                    plgpu.wgmma(totals[i], gpu_decode.decode(codes, scales, coding, grouping, chunk), right)
+                    right = x_ring.at[slot, pl.ds(0, width), pl.ds(chunk % (CHUNKS // cuts) * CHUNK, CHUNK)]
+                    left = gpu_decode.decode(codes, scales, coding, grouping, chunk)
+                    plgpu.wgmma(totals[i], left, right.transpose((1, 0)))
                     # The registers of the product before are free, and at first all of the slot before.
                     plgpu.wgmma_wait(1)
                     if (chunk, i) == products[0]:
                         pl.when(~is_first)(lambda: plgpu.barrier_arrive(empty.at[before]))
                 return after(slot)
 
-            def piece(index, slot):
+            def piece(phase, index, slot):
+                width = phases[phase][0]
+
                 def accumulate(*totals):
                     def tile(t, slot):
                         for cut in range(cuts):
                             chunks = range(cut * CHUNKS // cuts, (cut + 1) * CHUNKS // cuts)
-                            slot = multiply(totals, slot, chunks, (t == 0) & (cut == 0))
+                            slot = multiply(totals, slot, width, chunks, (t == 0) & (cut == 0))
                         return slot
 
                     end = lax.fori_loop(0, steps // cuts, tile, slot)
                     return [each[...] for each in totals], lax.select(end == 0, slots - 1, end - 1)
 
                 totals, last = pl.run_scoped(
-                    accumulate, *[plgpu.WGMMAAccumulatorRef((HOPPER_ROWS, tokens), jnp.float32)] * stack
+                    accumulate, *[plgpu.WGMMAAccumulatorRef((HOPPER_ROWS, width), jnp.float32)] * stack
                 )
                 plgpu.barrier_arrive(empty.at[last])
-                first, token, split = place(index)
+                first, token, split = place(phase, index)
                 rows = [pl.ds((first + i * apart + worker) * HOPPER_ROWS, HOPPER_ROWS) for i in range(stack)]
                 if grouping is None:
                     totals = [_scaled(each, scale_ref.at[rows[i]]) for i, each in enumerate(totals)]
@@ -301,10 +327,12 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                 for i, result in enumerate(totals):
                     # Turned round, each thread has two neighbours of one token, and a warp writes whole sectors.
                     turned = plgpu.layout_cast(result.astype(dtype), plgpu.Layout.WGMMA_TRANSPOSED)
-                    o_ref.at[split, pl.ds(token, tokens), rows[i]].transpose((1, 0))[...] = turned
+                    o_ref.at[split, pl.ds(token, width), rows[i]].transpose((1, 0))[...] = turned
                 return after(last)
 
-            lax.fori_loop(0, pieces, piece, jnp.int32(0))
+            slot = jnp.int32(0)
+            for phase, count in enumerate(pieces):
+                slot = lax.fori_loop(0, count, functools.partial(piece, phase), slot)
 
     kernel = plgpu.kernel(
         body,

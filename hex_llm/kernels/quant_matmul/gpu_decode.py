@@ -21,6 +21,7 @@ from hex_llm.kernels.quant_matmul.weight import HOPPER_ROWS, TABLES, Coding
 ROW_LAYOUT = plgpu.Layout.WGMMA.reduce(1)
 HALF_ROWS = 2  # a thread has numbers of two rows
 ONES = 0x43004300  # twice 128, whose last 7 bits count in ones
+LARGE = 0x7B807B80  # twice 2^120: by so much smaller is a bfloat16 number than one of 8 bits with the same exponent
 
 
 def word_layout(coding: Coding) -> Any:
@@ -51,6 +52,11 @@ def decode(words: Array, scales: tuple[Array, ...], coding: Coding, grouping: Gr
                 numbers = [_asm(f"mov.b32 a, {ONES}; sub.bf16x2 $0, $1, a;", number) for number in numbers]
         else:
             groups = _groups([_rows(each) for each in scales], grouping, chunk)
+            if coding == "fp8":
+                groups = [
+                    [(_asm(f"mov.b32 a, {LARGE}; mul.bf16x2 $0, $1, a;", scale), zero) for scale, zero in rows]
+                    for rows in groups
+                ]
             span = len(numbers) // len(groups)
             numbers = [_scaled(number, *groups[i // span][i % HALF_ROWS]) for i, number in enumerate(numbers)]
         return _operand(numbers)
@@ -68,6 +74,12 @@ def _numbers(word: Any, coding: Coding) -> list[Any]:
         case "int4":
             text = "shr.u32 a, $1, {}; lop3.b32 $0, a, 0x000f000f, {}, 0xea;"
             return [_asm(text.format(4 * pair, ONES), word) for pair in range(4)]
+        case "fp8":
+            # The bits of a number are those of a bfloat16 one with a smaller exponent: what lacks is in the scales.
+            text = (
+                "prmt.b32 a, $1, 0, {}; shr.u32 b, a, 4; and.b32 a, a, 0x80008000; lop3.b32 $0, b, 0x07f007f0, a, 0xea;"
+            )
+            return [_asm(text.format(which), word) for which in (0x1404, 0x3424)]
         case _:
             return [number for half in range(2) for number in _looked_up(word, 16 * half, coding)]
 

@@ -3,6 +3,8 @@
 There the sums of several experts are added before they leave the registers, so that scales belong to the numbers and
 not to the sums: a scale for each row is repeated for its groups. And columns are filled up with zeros to whole tiles,
 which is what lets gpt-oss lie so: the numbers of its rows are no multiple of a tile's.
+
+Tokens stay in bfloat16, with weights of fp8, too: its numbers are decoded as the others are, and rounded less.
 """
 
 import dataclasses
@@ -11,8 +13,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from hex_llm.kernels.quant_matmul import gpu_layout
-from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK
-from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, HOPPER_ROWS, TABLES, Codes, Packed
+from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, WHOLE
+from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, HOPPER_ROWS, Codes, Packed
 
 MANY_TILES = 16  # from here on one more is little, and an even number of them can be cut
 
@@ -22,7 +24,7 @@ def supports(codes: Codes) -> bool:
     if len(codes.shape) != 3 or codes.order is not None:
         return False
     _, out, size = codes.shape
-    if codes.coding == "fp8" or not out or not size or out % HOPPER_ROWS or size % CHUNK:
+    if not out or not size or out % HOPPER_ROWS or size % CHUNK:
         return False
     group = size // codes.scale.shape[-1]
     return group in (32, CHUNK) or group % (HOPPER_COLUMNS if size % HOPPER_COLUMNS == 0 else CHUNK) == 0
@@ -41,10 +43,10 @@ def pack(codes: Codes) -> Packed:
 def _with_groups(codes: Codes) -> Codes:
     """With scales of groups, not of rows, and zeros where a layout has both."""
     size, groups = codes.shape[-1], codes.scale.shape[-1]
-    is_table = codes.coding in TABLES
-    zero = codes.zero if codes.zero is not None or is_table else jnp.zeros_like(codes.scale)
+    has_zeros = codes.coding in WHOLE
+    zero = jnp.zeros_like(codes.scale) if codes.zero is None and has_zeros else codes.zero
     times = 1
-    if size // groups > CHUNK and (is_table or size % HOPPER_COLUMNS):
+    if size // groups > CHUNK and (not has_zeros or size % HOPPER_COLUMNS):
         times = size // groups // CHUNK
     return dataclasses.replace(codes, scale=_repeated(codes.scale, times), zero=_repeated(zero, times))
 

@@ -6,8 +6,8 @@ neighbours, and has nothing to exchange with them.
 
 Where a row has one scale and no zero, `scale` is that, [..., out, 1] float32, for the sums of the row. Else it is
 [..., out / 64, in / 128, words, 64] int32: of each row of a tile the bfloat16 numbers of its groups, two in a word. Of
-whole numbers these are a group's scale and zero (with 4 bits 128 more than that, as the decoder wants it), of places in
-a table the scales of two groups. Groups are of 32, 64 or 128 columns; larger ones are repeated, and of a table those of
+whole numbers these are a group's scale and zero (with 4 bits 128 more than that, as the decoder wants it), of others
+the scales of two groups. Groups are of 32, 64 or 128 columns; larger ones are repeated, and of a table those of
 128, too. Scales are rounded to bfloat16, for a kernel multiplies in that.
 """
 
@@ -23,6 +23,7 @@ VECTOR = 4  # words that a thread loads at once
 LINE = 128  # words
 CHUNK = 64  # columns
 CHUNKS = HOPPER_COLUMNS // CHUNK
+WHOLE = ("int8", "int4")  # codings of whole numbers, which have zeros
 BIASED_ZERO = 128  # what is added to a zero of 4 bits
 
 # Axes of a tile's codes in the order of rows and columns: as wgmma wants its left operand of 16 bits.
@@ -49,7 +50,7 @@ def chunk_lines(coding: Coding) -> int:
 def supports(codes: Codes) -> bool:
     """Whether a weight can lie so."""
     *_, out, size = codes.shape
-    known = codes.coding in ("int8", "int4") or codes.coding in TABLES
+    known = codes.coding in WHOLE or codes.coding in TABLES or (codes.coding == "fp8" and not _one_per_row(codes))
     if not known or not out or not size or out % HOPPER_ROWS or size % HOPPER_COLUMNS:
         return False
     group = size // codes.scale.shape[-1]
@@ -92,7 +93,7 @@ def grouping_of(weight: Packed) -> Grouping | None:
     if weight.scale.dtype == jnp.float32:
         return None
     words = weight.scale.shape[-2]
-    return Grouping(2 * words, has_zeros=False) if weight.coding in TABLES else Grouping(words, has_zeros=True)
+    return Grouping(2 * words, has_zeros=False) if weight.coding not in WHOLE else Grouping(words, has_zeros=True)
 
 
 def unpack_codes(data: Array, coding: Coding) -> Array:
@@ -108,6 +109,8 @@ def unpack_codes(data: Array, coding: Coding) -> Array:
     axes = _axes(len(experts))
     codes = codes.transpose([axes.index(axis) for axis in range(len(axes))])
     codes = codes.reshape(*experts, rows * HOPPER_ROWS, columns * steps * 16)
+    if coding == "fp8":
+        return lax.bitcast_convert_type(codes.astype(jnp.uint8), jnp.float8_e4m3fn)
     return codes.astype(jnp.uint8) if bits(coding) == 4 else codes.astype(jnp.int8)
 
 
@@ -117,7 +120,7 @@ def unpack_scales(words: Array, coding: Coding) -> tuple[Array, Array | None]:
     words = jnp.moveaxis(words, -1, -3)
     halves = jnp.stack([words << 16, words & ~0xFFFF], axis=-1)  # bfloat16 is the upper half of float32
     values = lax.bitcast_convert_type(halves, jnp.float32)
-    if coding in TABLES:
+    if coding not in WHOLE:
         return values.reshape(*experts, rows * HOPPER_ROWS, -1), None
     scale, zero = (values[..., i].reshape(*experts, rows * HOPPER_ROWS, -1) for i in range(2))
     return scale, zero - _zero_bias(coding)
@@ -127,6 +130,8 @@ def _pack_codes(codes: Array, coding: Coding) -> Array:
     *experts, out, size = codes.shape
     rows, columns = out // HOPPER_ROWS, size // HOPPER_COLUMNS
     shape = (*experts, rows, *_ROWS, columns, *_COLUMNS)
+    if coding == "fp8":
+        codes = lax.bitcast_convert_type(codes, jnp.uint8)
     fragments = codes.astype(jnp.int32).reshape(shape).transpose(_axes(len(experts)))
     fragments = fragments & ((1 << bits(coding)) - 1)
     shifts = _shifts(coding)
@@ -164,8 +169,8 @@ def _one_per_row(codes: Codes) -> bool:
 def _pack_scales(codes: Codes) -> Array:
     *experts, out, groups = codes.scale.shape
     columns = codes.shape[-1] // HOPPER_COLUMNS
-    is_table = codes.coding in TABLES
-    fewest = columns * (2 if is_table else 1)
+    has_zeros = codes.coding in WHOLE
+    fewest = columns * (1 if has_zeros else 2)
 
     def repeated(values: Array) -> Array:
         """[..., out, in / 128, groups of a tile]"""
@@ -173,7 +178,7 @@ def _pack_scales(codes: Codes) -> Array:
         return _bits(values).reshape(*experts, out, columns, -1)
 
     halves = repeated(codes.scale)
-    if not is_table:
+    if has_zeros:
         zero = jnp.zeros_like(codes.scale) if codes.zero is None else codes.zero
         zero = repeated(zero + _zero_bias(codes.coding))
         halves = jnp.stack([halves, zero], axis=-1).reshape(*experts, out, columns, -1)

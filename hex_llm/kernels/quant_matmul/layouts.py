@@ -1,13 +1,12 @@
 """Which layout a weight in few bits gets, and back."""
 
-import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
 
 from hex_llm.kernels.hopper import is_hopper
 from hex_llm.kernels.quant_matmul import plain
-from hex_llm.kernels.quant_matmul.weight import Codes, Matrix, Packed
+from hex_llm.kernels.quant_matmul.weight import Codes, Packed
 from hex_llm.parallel.backend import backend
 
 
@@ -21,10 +20,13 @@ def pack(codes: Codes, dtype: Any = jnp.bfloat16) -> Packed:
 
 def _best(codes: Codes, dtype: Any) -> Any:
     # Imported where it is used: Pallas takes a second, which a start on a CPU has better use for.
-    if is_hopper() and dtype == jnp.bfloat16 and codes.coding != "fp8":
+    if is_hopper() and dtype == jnp.bfloat16:
         from hex_llm.kernels.quant_matmul import gpu_expert_layout, gpu_layout
 
-        layout = gpu_layout if len(codes.shape) == 2 else gpu_expert_layout
+        is_one = len(codes.shape) == 2
+        if is_one and codes.coding == "fp8":
+            return plain  # multiplied as it is
+        layout = gpu_layout if is_one else gpu_expert_layout
         if layout.supports(codes):
             return layout
     if backend() == "tpu":
@@ -50,18 +52,6 @@ def unpack(weight: Packed) -> Codes:
             return tpu_layout.unpack(weight)
 
 
-def as_plain[M: Matrix](weight: M, size: int) -> M:
-    """A weight with `size` columns in the plain layout, for what no kernel of its own layout does. That is made anew in
-    every step."""
-    if not isinstance(weight, Packed) or weight.layout == "plain":
-        return weight
-    codes = unpack(weight)
-    groups = codes.scale.shape[-1] * size // codes.shape[-1]
-    return plain.pack(
-        dataclasses.replace(
-            codes,
-            codes=codes.codes[..., :size],
-            scale=codes.scale[..., :groups],
-            zero=None if codes.zero is None else codes.zero[..., :groups],
-        )
-    )
+def as_plain(weight: Packed) -> Packed:
+    """A weight in the plain layout, for what no kernel of its own layout does. It is made anew in every step."""
+    return weight if weight.layout == "plain" else plain.pack(unpack(weight))

@@ -1,7 +1,7 @@
 """Products with weights in few bits on TPUs: a weight comes as it lies, and becomes bf16 in vector memory.
 
-For each block of tokens the weight is read in blocks of rows, each with all its columns, and decoded some columns at a
-time. The same kernel does experts: there, a block of tokens has a weight of its own.
+For each block of tokens, which stays there, the weight is read in blocks of rows and columns, and decoded some columns
+at a time. The same kernel does experts: there, a block of tokens has a weight of its own.
 """
 
 from functools import partial

@@ -1,0 +1,87 @@
+"""The instructions by which Hopper decodes, one by one, for every code: as numbers, without a GPU."""
+
+import re
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hex_llm.kernels.quant_matmul import gpu_decode
+from hex_llm.kernels.quant_matmul.gpu_layout import _shifts
+from hex_llm.kernels.quant_matmul.weight import TABLES, bits
+
+WORDS = 1 << 32
+
+
+def halves(value: int) -> np.ndarray:
+    return np.array([value & 0xFFFF, value >> 16], np.uint16).view(jnp.bfloat16).astype(np.float32)
+
+
+def joined(values: np.ndarray) -> int:
+    low, high = values.astype(jnp.bfloat16).view(np.uint16).tolist()
+    return low | high << 16
+
+
+def permuted(low: int, high: int, selector: int) -> int:
+    """Four bytes of eight. No selector asks for a sign here."""
+    pool = (low | high << 32).to_bytes(8, "little")
+    places = [selector >> 4 * i & 15 for i in range(4)]
+    assert max(places) < 8
+    return int.from_bytes(bytes(pool[place] for place in places), "little")
+
+
+def bitwise(a: int, b: int, c: int, table: int) -> int:
+    chosen = (table >> i & 1 for i in range(8))
+    terms = [(a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c) for i, on in enumerate(chosen) if on]
+    return sum(term % WORDS for term in terms) % WORDS
+
+
+INSTRUCTIONS = {
+    "mov.b32": lambda a: a,
+    "and.b32": lambda a, b: a & b,
+    "shr.u32": lambda a, count: a >> count,
+    "prmt.b32": permuted,
+    "lop3.b32": bitwise,
+    "sub.bf16x2": lambda a, b: joined(halves(a) - halves(b)),
+    "mul.bf16x2": lambda a, b: joined(halves(a) * halves(b)),
+}
+
+
+def run(text: str, *operands: int) -> int:
+    registers = {f"${i + 1}": operand for i, operand in enumerate(operands)}
+    for line in filter(None, (part.strip() for part in text.split(";"))):
+        name, rest = line.split(maxsplit=1)
+        target, *sources = re.split(r",\s*", rest)
+        registers[target] = INSTRUCTIONS[name](
+            *(registers[each] if each in registers else int(each, 0) for each in sources)
+        )
+    return registers["$0"]
+
+
+def numbers(coding: str, codes: np.ndarray) -> np.ndarray:
+    """What the codes of a word, in the order of the layout, are decoded to."""
+    shifts = np.asarray(_shifts(coding)).reshape(-1)  # pyright: ignore[reportArgumentType]
+    word = sum(int(code) << int(shift) for code, shift in zip(codes, shifts, strict=True))
+    return np.concatenate([halves(pair) for pair in gpu_decode._numbers(word, coding)])  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("coding", ["int8", "int4", "nf4", "fp4", "mxfp4", "fp8"])
+def test_every_code_becomes_its_number(monkeypatch, coding):
+    monkeypatch.setattr(gpu_decode, "_asm", run)
+    count = 1 << bits(coding)
+    every = np.arange(count)
+    if coding in TABLES:
+        want = TABLES[coding].astype(jnp.bfloat16).astype(np.float32)
+    elif coding == "int4":
+        want = every + 128.0
+    elif coding == "int8":
+        want = every.astype(np.uint8).view(np.int8).astype(np.float32)
+    else:
+        every = every[every % 128 != 127]  # what is no number
+        want = every.astype(np.uint8).view(jnp.float8_e4m3fn).astype(np.float32) / halves(gpu_decode.LARGE)[0]
+    size = 32 // bits(coding)
+    for shift in range(size):  # each code in each place of a word
+        codes, expected = np.roll(every, shift), np.roll(want, shift)
+        for first in range(0, len(codes) - size + 1, size):
+            part = slice(first, first + size)
+            np.testing.assert_array_equal(numbers(coding, codes[part]), expected[part])
