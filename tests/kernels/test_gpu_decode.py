@@ -253,6 +253,7 @@ def test_rows_that_hold_no_query_have_no_weights():
         ((4, 32, 128), (9, 2, 1, 32, 128), jnp.bfloat16, "32 query heads for 1 kv heads"),
         ((4, 32, 128), (9, 2, 8, 48, 128), jnp.bfloat16, "page size is 48, not 8, 16, 32 or a multiple of 64"),
         ((4, 32, 128), (9, 2, 8, 32, 128), jnp.float32, "pages of float32"),
+        ((4, 32, 128), (9, 2, 8, 32, 128), jnp.int8, "pages of int8 are not bfloat16 with bfloat16 or float8_e4m3fn"),
     ],
 )
 def test_shapes_it_does_not_do_are_refused_with_the_reason(q_shape, pages_shape, pages_dtype, reason):

@@ -15,6 +15,7 @@ from hex_llm.catalog.entry import config_of
 from hex_llm.catalog.index import ENTRIES
 from hex_llm.kernels.paged_attention import reference, tpu, tpu_sizes
 from hex_llm.kernels.paged_attention.api import attend, prepare
+from hex_llm.kernels.paged_attention.pages import rounded
 from hex_llm.kernels.rope_write.api import rope_write
 from hex_llm.kernels.window import Window
 from hex_llm.loader.config_json import parse_config
@@ -226,3 +227,4 @@ def test_on_a_tpu_a_layer_writes_and_attends_by_the_kernels(monkeypatch):
 
     assert kernels(pages) == {"paged_attention_write", "paged_attention_decode", "paged_attention_prefill"}
     assert kernels(pages.astype(jnp.float16)) == set()
+    assert kernels(rounded(pages, jnp.int8)) == set()
