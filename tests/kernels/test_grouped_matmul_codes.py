@@ -95,8 +95,12 @@ def test_the_kernel_for_few_tokens_takes_every_coding(coding, group):
 @pytest.mark.parametrize(
     ("tokens", "k", "num_experts", "sizes", "bias", "among", "activation", "plans"),
     [
-        # As gpt-oss: biases, four experts, columns that fill no whole tile; and one expert that nobody has chosen.
-        (5, 4, 6, (192, 192), True, 5, "clamped_silu", FEW),
+        # As gpt-oss: biases, four experts, columns that fill no whole tile, and rows that three warpgroups share. One
+        # expert nobody has chosen.
+        (
+            5, 4, 6, (192, 192), True, 5, "clamped_silu",
+            (Plan(384, 128, slots=3, blocks=4), Plan(192, 128, splits=2, slots=2)),
+        ),
         # All tokens choose one expert; two warpgroups each, a ring that is longer than the work, and two parts.
         (
             24, 1, 3, (128, 256), False, 1, "silu",
@@ -119,6 +123,11 @@ def test_the_kernel_for_few_tokens_does_what_the_reference_says(
     ("coding", "group", "tokens", "k", "num_experts", "sizes", "bias", "among", "activation", "plans"),
     [
         ("mxfp4", 32, 13, 4, 6, (192, 192), True, 5, "clamped_silu", MANY),
+        # Three warpgroups, and gate and up of some rows each.
+        (
+            "int4", 64, 9, 2, 3, (192, 192), False, None, "silu",
+            tuple(gpu_many_codes.Plan(8, workers=3, weights=weights, slots=2, blocks=3) for weights in (2, 1)),
+        ),
         # Two tiles of one expert, none of the other; two warpgroups, which share the rows of a piece.
         (
             "int4", 128, 20, 1, 2, (256, 128), False, 1, "silu",

@@ -85,9 +85,9 @@ def coded_down_plan(size: int, width: int) -> Plan:
     def time(plan: Plan) -> float:
         return _decoding(width // plan.rows * plan.splits, plan.rows, plan.stack) / plan.splits
 
-    # The fewest parts that are nearly as good: they are to be added.
+    # The fewest parts that are nearly as good: they are to be added. Of those, on the most SMs.
     best = min(map(time, plans))
-    return min((plan for plan in plans if time(plan) <= 1.1 * best), key=lambda plan: plan.splits)
+    return min((plan for plan in plans if time(plan) <= 1.1 * best), key=lambda plan: (plan.splits, plan.rows))
 
 
 def _decoding(pieces: int, rows: int, stack: int) -> float:
