@@ -17,6 +17,7 @@ def splits(draw) -> Split:
         num_heads=num_heads,
         num_kv_heads=kv_heads,
         head_dim=HEAD,
+        mlp_unit=draw(st.sampled_from([1, 2, 8])),
         sizes={"heads": num_heads * HEAD, "kv_heads": kv_heads * HEAD, "sinks": num_heads, "mlp": mlp, "embed": 7},
     )
     return Split(arch, draw(st.integers(1, 32)))
@@ -59,7 +60,8 @@ def test_the_rows_of_a_head_stay_together(split):
 def test_other_dimensions_are_cut_in_order_and_what_is_not_split_is_everywhere(split):
     cut = [row for device in range(split.num_devices) for row in rows(split, "mlp", device)]
     assert [row for row in cut if row is not None] == list(range(split.arch.sizes["mlp"]))
-    assert len(cut) == split.size("mlp") < split.arch.sizes["mlp"] + split.num_devices
+    assert len(cut) == split.size("mlp") < split.arch.sizes["mlp"] + split.num_devices * split.arch.mlp_unit
+    assert split.shard("mlp") % split.arch.mlp_unit == 0
     assert all(rows(split, "embed", device) == list(range(7)) for device in range(split.num_devices))
 
 
