@@ -60,7 +60,7 @@ def page(entry: Entry) -> str:
         entry.name,
         "",
         f"  architecture  {entry.architecture}",
-        f"  parameters    {entry.parameters:,}, {2 * entry.parameters / 2**30:.1f} GiB in bfloat16",
+        f"  parameters    {entry.parameters:,}, about {entry.weight_bytes / 2**30:.1f} GiB in {entry.bits} bits",
         f"  context       {entry.context:,} tokens",
         f"  vocabulary    {text['vocab_size']:,} tokens",
         f"  layers        {text['num_hidden_layers']}, {text['hidden_size']} wide",

@@ -20,6 +20,12 @@ class Entry:
     parameters: int  # as published, tied ones once; of a model that also sees, those of its language model
     config: Mapping[str, Any]
     recommended: tuple[Recommendation, ...]
+    bits: int = 16  # of most of its weights
+
+    @property
+    def weight_bytes(self) -> float:
+        """Of all weights, were they all of those bits."""
+        return self.parameters * self.bits / 8
 
     @property
     def architecture(self) -> str:

@@ -3,6 +3,7 @@
 import difflib
 
 from hex_llm.catalog.entry import Entry
+from hex_llm.catalog.few_bits import FEW_BITS
 from hex_llm.catalog.gemma import GEMMA
 from hex_llm.catalog.gpt_oss import GPT_OSS
 from hex_llm.catalog.llama import LLAMA
@@ -11,7 +12,7 @@ from hex_llm.catalog.phi import PHI
 from hex_llm.catalog.qwen import QWEN
 from hex_llm.catalog.smollm3 import SMOLLM3
 
-ENTRIES: tuple[Entry, ...] = (*LLAMA, *SMOLLM3, *MISTRAL, *GEMMA, *PHI, *QWEN, *GPT_OSS)
+ENTRIES: tuple[Entry, ...] = (*LLAMA, *SMOLLM3, *MISTRAL, *GEMMA, *PHI, *QWEN, *GPT_OSS, *FEW_BITS)
 
 _BY_NAME = {entry.name.lower(): entry for entry in ENTRIES}
 _BY_LAST_NAME = {name.rpartition("/")[2]: entry for name, entry in _BY_NAME.items()}

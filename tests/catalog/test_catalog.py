@@ -50,7 +50,7 @@ def test_recommended_settings_are_legal_and_have_room_for_the_weights(entry):
         in_all = int(devices[:-1]) * each.flags.get("num_hosts", 1)
         used = each.flags["tensor_parallel_size"] * Config(**each.flags).num_engines
         assert used == in_all, "no chip is left without work"
-        assert 2 * entry.parameters < each.flags["tensor_parallel_size"] * GIB[kind] * 2**30
+        assert entry.weight_bytes < each.flags["tensor_parallel_size"] * GIB[kind] * 2**30
 
 
 def test_the_page_about_models_says_what_the_catalog_does():

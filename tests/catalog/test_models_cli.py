@@ -22,7 +22,8 @@ def test_all_models_are_listed_a_line_each(capsys):
 def test_words_list_the_models_that_have_them_all(capsys):
     assert main(["models", "QWEN2.5", "7b"]) == 0
     lines = capsys.readouterr().out.splitlines()[1:]
-    assert [line.split()[0] for line in lines] == ["Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B-Instruct"]
+    kept = ["Qwen/Qwen2.5-7B-Instruct-AWQ", "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4"]
+    assert [line.split()[0] for line in lines] == ["Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B-Instruct", *kept]
     assert main(["models", "moe"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[0] == "Qwen/Qwen3-30B-A3B"
 
