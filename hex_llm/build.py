@@ -38,7 +38,7 @@ from hex_llm.quantization.online import online
 from hex_llm.runner.buckets import SEPARATE, TOGETHER, Buckets
 from hex_llm.runner.cache_folder import use_cache
 from hex_llm.runner.compiler import Compiler, DoesNotFit
-from hex_llm.runner.kernel_checks import check_attention
+from hex_llm.runner.kernel_checks import check_attention, check_products
 from hex_llm.runner.layout import Shapes
 from hex_llm.runner.memory import Memory, Needs, Share, plan_blocks
 from hex_llm.runner.pages import Staging
@@ -253,6 +253,7 @@ def plan_memory(
 
     one_page = compiler_for(1).programs
     check_attention(one_page, max(bucket.tokens for bucket in buckets.largest()))
+    check_products(one_page)
     needs = Needs(
         weights=bytes_per_device(params),
         state=_bytes((one_page.slots, one_page.history)),

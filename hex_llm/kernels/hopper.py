@@ -10,6 +10,8 @@ CAPABILITY = "9.0"
 SMS = 132  # of most of them, for compiling where there is none
 MMA_ROWS = 64  # of one wgmma, which is the share of a warpgroup
 LOG2E = math.log2(math.e)
+MOST_BARRIERS = 32  # of one group, which is what Mosaic has, and so the most slots of a ring
+SHARED_BYTES = 222 * 1024  # for a ring: of 227 KB, so that a small kernel can stand beside
 
 
 def is_hopper() -> bool:

@@ -30,15 +30,20 @@ def linear_parts(x: Tokens, weight: Matrix) -> Array:
     return kernels.parts(x, weight) if kernels.takes(x, weight) else linear(x, weight)[None]
 
 
-def linear_summed(x: Array, weight: Matrix, bias: Array | None = None) -> Array:
-    """As `linear_parts`, with the bias, where devices may each hold a share of `in`: their sum."""
+def linear_share(x: Array, weight: Matrix) -> Array:
+    """As `linear_parts`, where devices may each hold a share of `in`: a device's part of the sum."""
     if is_split() and isinstance(weight, Packed) and weight.order is not None:
         x = join_over_devices(x, axis=1)  # a device's columns may be anybody's
+    return linear_parts(x, weight)
+
+
+def linear_summed(x: Array, weight: Matrix, bias: Array | None = None) -> Array:
+    """As `linear_parts`, with the bias, where devices may each hold a share of `in`: their sum."""
     if bias is None:
-        return summed(linear_parts(x, weight), x.dtype)
+        return summed(linear_share(x, weight), x.dtype)
     if not is_split():
         return linear(x, weight, bias)[None]
-    out = summed(linear_parts(x, weight), x.dtype).astype(jnp.float32)
+    out = summed(linear_share(x, weight), x.dtype).astype(jnp.float32)
     return (out + bias.astype(jnp.float32)[None, None, :]).astype(x.dtype)
 
 

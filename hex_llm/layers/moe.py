@@ -30,7 +30,7 @@ class HasExperts(Protocol):
 
 
 def route_softmax(
-    x: Array, router: Matrix, k: int, *, real: Array, renormalised: bool, bias: Array | None = None
+    x: Array, router: Array, k: int, *, real: Array, renormalised: bool, bias: Array | None = None
 ) -> tuple[Array, Array]:
     """[T or more, D] -> the k likeliest experts of each token, [T, k] int32, and their probabilities, [T, k] float32.
 

@@ -1,5 +1,7 @@
 """What a model's checkpoint must hold, and whether it does: all that names, shapes and types can tell."""
 
+from typing import Any
+
 import numpy as np
 
 from hex_llm.errors import CheckpointError
@@ -8,7 +10,7 @@ from hex_llm.loader.values import FLOATS
 from hex_llm.models.arch import Arch
 from hex_llm.models.few_bits import Quantization, kept, module_of
 from hex_llm.models.weights import WeightSpec, specs
-from hex_llm.quantization.method import Stored
+from hex_llm.quantization.method import Numbers, Stored
 from hex_llm.quantization.online import Online
 
 _COMPARED_ROWS = 64  # of two tensors that should be one
@@ -25,6 +27,8 @@ def check_checkpoint(
     spare = _check_names(set(wanted), arch, checkpoint, quantization)
     for name, kind in wanted.items():
         _check_kind(name, kind, checkpoint)
+    for spec in specs(model, arch):
+        _check_orders(*kept(spec, quantization), checkpoint)
     _check_tie(arch, checkpoint)
     return spare
 
@@ -75,6 +79,17 @@ def _check_kind(name: str, kind: Stored, checkpoint: Checkpoint) -> None:
         raise CheckpointError(
             f"Tensor {name} in {tensor.path} is of type {tensor.dtype}; this version reads {_either(known)} there."
         )
+
+
+def _check_orders(spec: WeightSpec, numbers: Numbers | None, checkpoint: Checkpoint) -> None:
+    """Refuses parts of one weight whose columns come in different orders."""
+    if numbers is None or isinstance(numbers, Online) or not numbers.has_order:
+        return
+    form: Any = numbers
+    first, *others = [form.order(checkpoint, module_of(spec, part)) for part in spec.parts]
+    if any(not np.array_equal(first, each) for each in others):
+        names = " and ".join(part.name for part in spec.parts)
+        raise CheckpointError(f"{names} are one weight here, but their columns have different orders.")
 
 
 def _either(names: list[str]) -> str:

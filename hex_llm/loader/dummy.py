@@ -10,8 +10,8 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
+from hex_llm.kernels import float8
 from hex_llm.kernels.quant_matmul.layouts import pack
-from hex_llm.kernels.quant_matmul.reference import FP8_LARGEST
 from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed
 from hex_llm.loader.packed import on_each_device
 from hex_llm.models.arch import Arch
@@ -21,7 +21,7 @@ from hex_llm.models.weights import WeightSpec, build, specs
 from hex_llm.quantization.method import Numbers
 
 _SPREAD = 0.035  # uniform in +-0.035 has the standard deviation of 0.02 that models are born with
-_LARGEST: dict[Coding, float] = {"int8": 128.0, "int4": 8.0, "fp8": FP8_LARGEST, "mxfp4": 6.0}  # of the others, 1
+_LARGEST: dict[Coding, float] = {"int8": 128.0, "int4": 8.0, "fp8": float8.LARGEST, "mxfp4": 6.0}  # of the others, 1
 _INT4_ZERO = 8.0
 
 
@@ -84,7 +84,7 @@ def _fill(seed: Array, number: Array, device: Array, *, numbers: Numbers, local:
         case "int8":
             codes = jax.lax.bitcast_convert_type(bits, jnp.int8)
         case "fp8":
-            codes = ((bits.astype(jnp.float32) / 255 * 2 - 1) * FP8_LARGEST).astype(jnp.float8_e4m3fn)
+            codes = ((bits.astype(jnp.float32) / 255 * 2 - 1) * float8.LARGEST).astype(jnp.float8_e4m3fn)
         case _:
             codes = bits & 15
     return pack(

@@ -15,10 +15,11 @@ from hex_llm.errors import CheckpointError
 from hex_llm.kernels.quant_matmul.layouts import pack
 from hex_llm.kernels.quant_matmul.weight import Codes, Packed
 from hex_llm.loader.blocks import Block, blocks, pairs_apart, plain_matrix, read_plain, share_rows
-from hex_llm.loader.values import FLOATS, Check, check_finite
+from hex_llm.loader.values import FLOAT8, FLOATS, Check, check_finite
 from hex_llm.models.few_bits import Local, from_shares, local_share, module_of
 from hex_llm.models.split import Split
 from hex_llm.models.weights import Part, WeightSpec
+from hex_llm.quantization.fp8 import Fp8
 from hex_llm.quantization.method import Arrays, Format, Numbers, Share, Tensor
 from hex_llm.quantization.online import PLAIN, Online
 
@@ -47,13 +48,13 @@ def load_packed(
     local = local_share(spec, split, numbers)
     if isinstance(numbers, Online) and numbers.group is not None:
         numbers = dataclasses.replace(numbers, group=local.group)
-    order = _order(spec, numbers, split, tensors)
+    order, input_scale = _order(spec, numbers, split, tensors), _input_scale(spec, numbers, split, tensors)
 
     def share(number: int, device: Any) -> Packed:
         found = list(_read(spec, numbers, split, tensors, number, check, advance))  # none, where all is filled up
         pieces, arrays = tuple(piece for piece, _ in found), tuple(each for _, each in found)
-        own = None if order is None else order[_own_columns(spec, split, number)]
-        given = jax.device_put((arrays, own), device)
+        own = None if order is None else _own_order(order, spec, split, number)
+        given = jax.device_put((arrays, own, input_scale), device)
         with jax.default_device(device):  # where there is nothing that would say so
             return _assemble(*given, numbers=numbers, local=local, pieces=pieces, dtype=dtype)
 
@@ -111,7 +112,7 @@ def _read_one(
     module, (columns,) = _module(spec, part).format(expert), block.columns
     share = _format(numbers).read(tensors, module, expert if spec.stack == "joined" else None, block.rows, columns)
     for name, array in share.arrays.items():
-        if array.dtype in FLOATS:
+        if array.dtype in (*FLOATS, FLOAT8):
             check_finite(tensors[f"{module}.{name}"], array, check)
     return share
 
@@ -120,6 +121,7 @@ def _read_one(
 def _assemble(
     arrays: tuple[Mapping[str, Array], ...],
     order: Array | None,
+    input_scale: Array | None,
     *,
     numbers: Numbers,
     local: Local,
@@ -143,14 +145,12 @@ def _assemble(
             return slice(0, 1)
         return slice(piece.to_columns.start // local.group, piece.to_columns.stop // local.group)
 
-    scales = [codes.input_scale for codes in decoded if codes.input_scale is not None]
     codes = Codes(
         codes=joined("codes", lambda piece: piece.to_columns),
         scale=joined("scale", groups),
         zero=joined("zero", groups) if numbers.has_zero else None,
         order=order,
-        # Tokens are divided once for all parts, and by so much that they fit each.
-        input_scale=functools.reduce(jnp.maximum, map(jnp.max, scales)) if scales else None,
+        input_scale=input_scale,
         coding=numbers.coding,
     )
     return pack(codes, dtype)
@@ -180,28 +180,35 @@ def _cut(codes: Codes, piece: Piece, local: Local) -> Codes:
 
 
 def _order(spec: WeightSpec, numbers: Numbers, split: Split, tensors: Mapping[str, Tensor]) -> np.ndarray | None:
+    """That of all columns, which all parts have in common."""
     if not numbers.has_order:
         return None
-    names = " and ".join(part.name for part in spec.parts)
-    if spec.stack:
-        raise CheckpointError(f"{names}: columns of experts in an order of their own are not served.")
-    first, *others = [_format(numbers).order(tensors, _module(spec, part)) for part in spec.parts]
-    assert first is not None, f"{names} have an order that is nowhere"
-    if any(each is None or not np.array_equal(first, each) for each in others):
-        raise CheckpointError(f"{names} are one weight here, but their columns have different orders.")
     (column,) = spec.parts[0].columns
-    if split.size(column) != split.arch.sizes[column]:
+    if column != "mlp" and split.size(column) != split.arch.sizes[column]:
+        # Heads that are filled up lie between others, so that no number of a column would be the same here and there.
         raise CheckpointError(
-            f"{names}: {split.arch.sizes[column]} columns in an order of their own cannot be shared by "
+            f"{spec.parts[0].name}: {split.arch.sizes[column]} columns in an order of their own cannot be shared by "
             f"{split.num_devices} devices."
         )
-    return first
+    return _format(numbers).order(tensors, _module(spec, spec.parts[0]))
 
 
-def _own_columns(spec: WeightSpec, split: Split, device: int) -> slice:
+def _own_order(order: np.ndarray, spec: WeightSpec, split: Split, device: int) -> np.ndarray:
+    """What a device has of it. Columns that fill up are any: they are of scale 0."""
     (column,) = spec.parts[0].columns
-    runs = split.runs(column, device)
-    return slice(runs[0].start, runs[-1].stop)
+    own = np.zeros(split.shard(column), np.int32)
+    for run in split.runs(column, device):
+        own[run.at : run.at + run.stop - run.start] = order[run.start : run.stop]
+    return own
+
+
+def _input_scale(spec: WeightSpec, numbers: Numbers, split: Split, tensors: Mapping[str, Tensor]) -> np.ndarray | None:
+    """Tokens are divided once for all parts and experts, and by so much that they fit each."""
+    if not isinstance(numbers, Fp8) or not numbers.has_input_scale:
+        return None
+    experts = range(split.arch.num_experts if spec.stack else 1)
+    modules = [_module(spec, part).format(i) for part in spec.parts for i in experts]
+    return np.max([numbers.input_scale(tensors, module) for module in modules])
 
 
 def _module(spec: WeightSpec, part: Part) -> str:

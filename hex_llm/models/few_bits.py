@@ -21,14 +21,15 @@ from hex_llm.models.weights import Part, WeightSpec
 from hex_llm.parallel.mesh import TENSOR
 from hex_llm.parallel.sharding import RULES
 from hex_llm.quantization.method import Format, Method, Numbers
+from hex_llm.quantization.modules import HEAD
 from hex_llm.quantization.online import Online
 
 type Quantization = Method | Online
 
-# Columns that devices' shares are multiples of: what kernels take, and of small weights what can lie in whole bytes.
-UNIT, SMALLEST_UNIT = 128, 2
+# Columns that devices' shares are multiples of: what kernels take, or groups at least, and what can lie in whole bytes.
+UNITS, EXPERT_UNIT, SMALLEST_UNIT = (128, 64, 32), 64, 2
+MOST_FILLED = 1.1  # of a weight: more is not worth it
 _SUFFIX = ".weight"
-_HEAD = "lm_head"
 _TYPES: dict[Coding, Any] = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}  # of codes; of the others, uint8
 _ZERO_IS_0 = ("int8", "fp8", "mxfp4", "fp4")  # codings whose code 0 stands for zero, unless there is another one for it
 
@@ -37,7 +38,7 @@ def module_of(spec: WeightSpec, part: Part) -> str | None:
     """The module whose matrix a part is; None: it is none that could be in few bits. `{}` stands for an expert."""
     if not part.columns:
         return None
-    if part.rows == ("vocab",) and not part.name.startswith(_HEAD):
+    if part.rows == ("vocab",) and not part.name.startswith(HEAD):
         return None  # a table that is looked up, not multiplied
     if part.name.endswith(_SUFFIX):
         return part.name.removesuffix(_SUFFIX)
@@ -73,6 +74,8 @@ def _format(spec: WeightSpec, method: Method) -> Format | None:
             f"{' and '.join(part.name for part in spec.parts)} are one weight here, but {method.name} keeps them in "
             "different ways."
         )
+    if spec.stack and found[0] is not None and found[0].has_order:
+        raise CheckpointError(f"{spec.parts[0].name}: columns of experts in an order of their own are not served.")
     return found[0]
 
 
@@ -80,7 +83,16 @@ def in_units(arch: Arch, quantization: Quantization | None, num_devices: int) ->
     """The model, with shares of its mlp that kernels for weights in few bits take, where devices share those."""
     if quantization is None or num_devices == 1:
         return arch
-    return dataclasses.replace(arch, mlp_unit=UNIT if arch.mlp_size >= UNIT * num_devices else SMALLEST_UNIT)
+
+    def filled(unit: int) -> float:
+        """What devices have in all, of what there is."""
+        return -(-arch.mlp_size // (num_devices * unit)) * unit * num_devices / arch.mlp_size
+
+    if arch.num_experts:
+        unit = EXPERT_UNIT if arch.mlp_size >= EXPERT_UNIT else SMALLEST_UNIT
+    else:
+        unit = next((unit for unit in UNITS if filled(unit) <= MOST_FILLED), SMALLEST_UNIT)
+    return dataclasses.replace(arch, mlp_unit=unit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ class Attention(llama.Attention):
 
 @pytree
 class Moe(mixtral.Moe):
-    router: Matrix = tensor("router.weight", "expert embed")
+    router: Weight = tensor("router.weight", "expert embed")
     router_bias: Weight = tensor("router.bias", "expert")
     gate_up: Matrix = weight(
         Part("experts.gate_up_proj", mixtral.GATE_UP_ROWS, ("embed",), transposed=True, alternating=True),

@@ -12,10 +12,11 @@ from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.matmul.reference import total
 from hex_llm.kernels.paged_attention.api import attend, write_pages
 from hex_llm.kernels.paged_attention.pages import Pages
+from hex_llm.kernels.quant_matmul.rows import Tokens
 from hex_llm.kernels.rms import rms_norm
 from hex_llm.kernels.rope_write.reference import rotate, split
 from hex_llm.kernels.window import Window
-from hex_llm.layers.linear import linear_float32, linear_parts, linear_summed, summed
+from hex_llm.layers.linear import linear_float32, linear_parts, linear_share, linear_summed, summed
 from hex_llm.layers.mlp import gated_hidden
 from hex_llm.layers.moe import experts_mlp, join_padding
 from hex_llm.layers.rope import Rope
@@ -43,7 +44,7 @@ class Attention(llama.Attention):
 
 @pytree
 class Moe:
-    router: Matrix = tensor("router.weight", "expert embed")
+    router: Weight = tensor("router.weight", "expert embed")
     gate_up: Matrix = weight(
         Part("experts.gate_up_proj", mixtral.GATE_UP_ROWS, ("embed",), transposed=True),
         stack="joined",
@@ -72,7 +73,7 @@ class Llama4(llama.Llama):
 
 
 def attention(
-    x: Array, pages: Pages, weights: Attention, arch: Arch, kind: Kind, rope: llama.Tables, batch: Batch
+    x: Tokens, pages: Pages, weights: Attention, arch: Arch, kind: Kind, rope: llama.Tables, batch: Batch
 ) -> tuple[Array, Pages]:
     """As in `llama`; heads are normalised after they are rotated, and far away, those that are not grow."""
     q, k, v = split(linear_parts(x, weights.qkv), pages, batch, x.dtype, weights.qkv_bias, arch.head_dim)
@@ -96,7 +97,7 @@ def feed_forward(x: Array, weights: Moe, arch: Arch, batch: Batch) -> Array:
     scaled, chosen = x[:num_tokens] * jax.nn.sigmoid(logit).astype(x.dtype), join_padding(chosen, batch.real)
     parts = experts_mlp(scaled, weights, chosen, jnp.ones_like(logit), activation=arch.activation)
     hidden = gated_hidden(x, weights.shared.gate_up, activation=arch.activation)
-    shared = linear_parts(hidden, weights.shared.down)
+    shared = linear_share(hidden, weights.shared.down)
     # Added before the devices' shares are, which are then sent once.
     both = total(parts)[:num_tokens].astype(x.dtype) + total(shared)[:num_tokens].astype(x.dtype)
     return summed(both[None], x.dtype)

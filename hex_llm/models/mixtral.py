@@ -14,7 +14,7 @@ from hex_llm.model_fields import Fields
 from hex_llm.models import llama
 from hex_llm.models.arch import Arch
 from hex_llm.models.read import read_arch, windowed
-from hex_llm.models.weights import Matrix, fused, nested, repeated, tensor
+from hex_llm.models.weights import Matrix, Weight, fused, nested, repeated, tensor
 from hex_llm.pytree import pytree
 
 GATE_UP_ROWS = ("mlp", "mlp")
@@ -23,7 +23,7 @@ _MOST_EXPERTS = 4096  # a bound, so that a damaged config is refused rather than
 
 @pytree
 class Moe:
-    router: Matrix = tensor("gate.weight", "expert embed")
+    router: Weight = tensor("gate.weight", "expert embed")
     gate_up: Matrix = fused(("experts.{}.w1.weight", "experts.{}.w3.weight"), GATE_UP_ROWS, "embed", stack="tensors")
     down: Matrix = fused(("experts.{}.w2.weight",), ("embed",), "mlp", stack="tensors")
 

@@ -107,6 +107,10 @@ class Table:
         kind = _STORAGE[self.storage]
         state = self._read_state(tensors, module)
         count, size = state["shape"]
+        if rows.stop > count or columns.stop > size:
+            raise CheckpointError(
+                f"Tensor {self._state(module)} describes a matrix of {count} x {size}, and config.json makes it larger."
+            )
         start, stop, _ = rows.indices(count)
         across, columns = widened(columns, size, _GROUP)
         row = size // 2 // kind.itemsize

@@ -148,7 +148,8 @@ def _words(weights: Fields) -> Words:
     symmetric = weights.flag("symmetric", True)
     strategy = weights.text("strategy", "group" if weights.has("group_size") else "tensor")
     if strategy == "group":
-        return Words(bits, "row", read_group(weights), symmetric, _sorts(weights))
+        group = read_group(weights)
+        return Words(bits, "row", group, symmetric, has_order=group is not None and _sorts(weights))
     scaled = weights.one_of("strategy", _SCALED, "tensor")
     if scaled == "matrix" and not symmetric:
         raise weights.refuse("symmetric", "is false, which is not read with the strategy 'tensor'")

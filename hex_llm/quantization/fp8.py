@@ -51,17 +51,18 @@ class Fp8:
             "weight": weight,
             "weight_scale": read_row_scale(tensors[f"{module}.weight_scale"], self.scaled, rows, weight),
         }
-        if self.has_input_scale:
-            arrays["input_scale"] = single(tensors[f"{module}.input_scale"])
         return Share(arrays, *(slice(0, size) for size in weight.shape))
 
     def order(self, tensors: Mapping[str, Tensor], module: str) -> np.ndarray | None:
         return None
 
+    def input_scale(self, tensors: Mapping[str, Tensor], module: str) -> np.ndarray:
+        """[] float32: by what tokens are divided, where the file has it."""
+        return single(tensors[f"{module}.input_scale"]).astype(np.float32)
+
     def decode(self, arrays: Mapping[str, Array]) -> Codes:
-        input_scale = arrays["input_scale"].astype(jnp.float32) if self.has_input_scale else None
         scale = arrays["weight_scale"].astype(jnp.float32)
-        return Codes(arrays["weight"], scale, None, order=None, input_scale=input_scale, coding="fp8")
+        return Codes(arrays["weight"], scale, None, order=None, input_scale=None, coding="fp8")
 
 
 def row_scale(scaled: Scaled, out: int) -> Stored:

@@ -79,7 +79,7 @@ class Numbers(Protocol):
         ...
 
     def decode(self, arrays: Mapping[str, Array]) -> Codes:
-        """What a share's arrays stand for; without an order."""
+        """What a share's arrays stand for; without an order, and without a scale of what comes in."""
         ...
 
 

@@ -22,6 +22,7 @@ from hex_llm.quantization.sizes import check_group
 from hex_llm.quantization.uniform import Uniform
 
 _GROUP = 32
+_NAN = 255  # an exponent that stands for no number
 _PAIRS = _GROUP // 2
 _BYTES = (np.dtype(np.uint8),)
 _EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
@@ -57,6 +58,8 @@ class Mxfp4:
             "blocks": blocks[one, rows, groups, slice(None)][0],
             "scales": tensors[f"{module}_scales"][one, rows, groups][0],
         }
+        if (arrays["scales"] == _NAN).any():
+            raise CheckpointError(f"Tensor {module}_scales in {blocks.path} holds NaN, which is the exponent {_NAN}.")
         return Share(arrays, slice(0, len(arrays["scales"])), columns)
 
     def order(self, tensors: Mapping[str, Tensor], module: str) -> np.ndarray | None:

@@ -7,15 +7,14 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import Array
 
-from hex_llm.kernels.quant_matmul.reference import FP8_LARGEST
+from hex_llm.kernels import float8
 from hex_llm.kernels.quant_matmul.weight import Codes
+from hex_llm.quantization.modules import HEAD, kept
 
 type Wanted = Literal["int8", "int4", "fp8"]
 
 PLAIN = "weight"  # the name of what is decoded
 INT4_GROUP = 128
-# The last words of the names of modules that stay as they are: the embedding, the head, what routes to experts.
-KEPT = ("embed_tokens", "lm_head", "gate", "router")
 _INT8_LARGEST, _INT4_LARGEST = 127.0, 15.0
 
 
@@ -43,7 +42,7 @@ class Online:
         return False
 
     def takes(self, module: str) -> bool:
-        return module.rpartition(".")[2] not in KEPT
+        return module != HEAD and not kept(module)
 
     def decode(self, arrays: Mapping[str, Array]) -> Codes:
         weight = arrays[PLAIN].astype(jnp.float32)
@@ -70,8 +69,8 @@ def quantize(weight: Array, coding: Wanted) -> Codes:
             codes = jnp.clip(jnp.round(weight / scale[..., None]) + zero[..., None], 0, _INT4_LARGEST)
             codes = codes.astype(jnp.uint8)
         case "fp8":
-            scale = _scale(jnp.max(jnp.abs(weight), axis=2), FP8_LARGEST)
-            codes = jnp.clip(weight / scale[..., None], -FP8_LARGEST, FP8_LARGEST).astype(jnp.float8_e4m3fn)
+            scale = _scale(jnp.max(jnp.abs(weight), axis=2), float8.LARGEST)
+            codes = jnp.clip(weight / scale[..., None], -float8.LARGEST, float8.LARGEST).astype(jnp.float8_e4m3fn)
     return Codes(codes.reshape(rows, -1), scale, zero, order=None, input_scale=None, coding=coding)
 
 

@@ -1,12 +1,15 @@
-"""Whether kernels do a model's attention, and a TPU's memories hold what that works with: asked before anything is
-loaded."""
+"""Whether kernels do a model's attention and its products with weights in few bits, and a TPU's memories hold what
+attention works with: asked before anything is loaded."""
 
 import logging
 from typing import Any
 
+import jax
+
 from hex_llm.errors import ConfigError
 from hex_llm.kernels.hopper import is_hopper
 from hex_llm.kernels.paged_attention.api import page_width
+from hex_llm.kernels.quant_matmul.weight import Packed
 from hex_llm.models.split import Split
 from hex_llm.parallel.backend import backend
 from hex_llm.runner.programs import Programs
@@ -70,3 +73,22 @@ def _dtypes(programs: Programs) -> tuple[Any, Any]:
 def _tell_if_slow(reason: str | None, devices: str) -> None:
     if reason is not None:
         logger.warning("Attention will be slow, by XLA and not by a kernel for %s: %s.", devices, reason)
+
+
+def check_products(programs: Programs) -> None:
+    """Tells of weights in few bits that no kernel takes: XLA makes 16 bits of them in every step."""
+    if backend() == "cpu":
+        return
+    slow: dict[tuple[int, ...], str] = {}
+    leaves = jax.tree_util.tree_leaves_with_path(programs.params, is_leaf=lambda leaf: isinstance(leaf, Packed))
+    for path, weight in leaves:
+        if isinstance(weight, Packed) and weight.layout == "plain" and not (weight.coding == "fp8" and is_hopper()):
+            slow.setdefault(weight.shape, jax.tree_util.keystr(path))
+    if slow:
+        shown = ", ".join(f"{name} {list(shape)}" for shape, name in slow.items())
+        logger.warning(
+            "Products with weights in few bits will be slow, by XLA and not by a kernel, for %s: on Hopper GPUs kernels"
+            " take multiples of 64 rows and 128 columns, on TPUs of 128 and 64, groups of 32 columns or more, and"
+            " bfloat16; on other GPUs there are none.",
+            shown,
+        )

@@ -11,6 +11,7 @@ from hex_llm.runner.programs import Forward, Program, Programs
 
 # Of a GPU's memory. JAX's own choice is 0.75; the rest is for CUDA itself, its libraries and its graphs.
 GPU_MEMORY = "0.93"
+FP8_COLUMNS = 128  # of weights that a chain takes, multiples of it
 
 
 def prepare_environment() -> None:
@@ -37,8 +38,12 @@ def _is_chain(programs: Programs, tokens: int) -> bool:
     arch = programs.arch
     if programs.is_split or arch.o_bias or arch.mlp_bias or arch.num_experts:
         return False
-    weights = jax.tree.leaves(programs.params, is_leaf=lambda leaf: isinstance(leaf, Packed))
-    if any(isinstance(each, Packed) and each.layout == "plain" and each.coding != "fp8" for each in weights):
+    weights = jax.tree.leaves(programs.params.layers, is_leaf=lambda leaf: isinstance(leaf, Packed))
+    if not all(_in_chain(each) for each in weights if isinstance(each, Packed)):
         return False
     q = jax.ShapeDtypeStruct((tokens, arch.num_heads, arch.head_dim), programs.params.embed.dtype)
     return chain.whole(q, programs.kv[0], embed=arch.embed_size, mlp=arch.mlp_size)
+
+
+def _in_chain(weight: Packed) -> bool:
+    return weight.layout == "hopper" or (weight.coding == "fp8" and weight.shape[-1] % FP8_COLUMNS == 0)

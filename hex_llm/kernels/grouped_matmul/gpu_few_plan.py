@@ -4,12 +4,10 @@ from dataclasses import dataclass
 
 from hex_llm.kernels.chain import padded
 from hex_llm.kernels.grouped_matmul.gpu_left import Left
-from hex_llm.kernels.hopper import MMA_ROWS, num_sms
+from hex_llm.kernels.hopper import MMA_ROWS, MOST_BARRIERS, SHARED_BYTES, num_sms
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, Matrix, Packed
 
-SHARED_BYTES = 222 * 1024  # for the ring: of 227 KB, so that a small kernel can stand beside
 MAX_SPLITS = 8
-MAX_SLOTS = 32  # there are no more barriers in a group
 
 
 @dataclass(frozen=True)
@@ -99,4 +97,4 @@ def _decoding(pieces: int, rows: int, stack: int) -> float:
 
 def ring_slots(tokens: int, wanted: int | None, left: Left) -> int:
     """Slots of the ring of a block: as many as fit, if no number is wanted."""
-    return wanted or min(MAX_SLOTS, SHARED_BYTES // (left.slot_bytes + padded(tokens) * left.depth * 2))
+    return wanted or min(MOST_BARRIERS, SHARED_BYTES // (left.slot_bytes + padded(tokens) * left.depth * 2))

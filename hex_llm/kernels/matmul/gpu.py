@@ -25,13 +25,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from hex_llm.kernels import gpu_gate
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.chain import MAX_TOKENS, padded
-from hex_llm.kernels.hopper import MMA_ROWS, num_sms
+from hex_llm.kernels.hopper import MMA_ROWS, SHARED_BYTES, num_sms
 from hex_llm.kernels.matmul.reference import total
 from hex_llm.pytree import pytree
 
 TYPES = (jnp.bfloat16, jnp.float8_e4m3fn)
 LINE_BYTES = 128  # of a row of an operand, which are swizzled together
-SHARED_BYTES = 222 * 1024  # for the ring: of 227 KB, so that a small kernel can stand beside
 MAX_SPLITS = 8
 
 

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from hex_llm.kernels import float8
 from hex_llm.kernels.batch import Batch
 from hex_llm.pytree import pytree
 
-FP8_LARGEST = 448.0  # of float8_e4m3fn
 INT8_LARGEST = 127.0
 SCALE = jnp.float32
 
@@ -44,7 +44,7 @@ def rounded(x: Array, dtype: Any) -> Pages:
             scales = jnp.max(jnp.abs(wide), axis=-1) / INT8_LARGEST
             return Scaled(whole_numbers(wide, scales[..., None]), scales)
         case jnp.float8_e4m3fn:
-            return jnp.minimum(jnp.maximum(x.astype(jnp.float32), -FP8_LARGEST), FP8_LARGEST).astype(dtype)
+            return jnp.minimum(jnp.maximum(x.astype(jnp.float32), -float8.LARGEST), float8.LARGEST).astype(dtype)
         case _:
             return x.astype(dtype)
 

@@ -10,7 +10,6 @@ from hex_llm.kernels.chain import chained
 from hex_llm.kernels.hopper import is_hopper
 from hex_llm.kernels.matmul.reference import total
 from hex_llm.kernels.quant_matmul import reference, xla, xla_fp8
-from hex_llm.kernels.quant_matmul.layouts import as_plain
 from hex_llm.kernels.quant_matmul.rows import Fp8, Rows, Tokens, taken_by
 from hex_llm.kernels.quant_matmul.weight import Matrix, Packed
 
@@ -36,7 +35,7 @@ def matmul(x: Tokens, weight: Packed, *, dtype: jnp.dtype) -> Array:
         return total(parts(x, weight, dtype=dtype))[: x.shape[0]].astype(dtype)
     if isinstance(x, Rows) or (weight.coding == "fp8" and is_hopper()):
         return xla_fp8.matmul(_rows(x, weight), weight, dtype=dtype)[: x.shape[0]]
-    if weight.layout == "hopper" and x.dtype == jnp.bfloat16:
+    if weight.layout == "hopper":
         from hex_llm.kernels.quant_matmul import gpu
 
         return gpu.matmul(x, weight, dtype=dtype)
@@ -44,7 +43,7 @@ def matmul(x: Tokens, weight: Packed, *, dtype: jnp.dtype) -> Array:
         from hex_llm.kernels.quant_matmul import tpu
 
         return tpu.matmul(x, weight, dtype=dtype)
-    return xla.matmul(x, as_plain(weight), dtype=dtype)
+    return xla.matmul(x, weight, dtype=dtype)
 
 
 def rows_for(x: Array, weight: Matrix) -> Fp8 | None:

@@ -23,14 +23,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from hex_llm.kernels import gpu_gate
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.chain import MAX_TOKENS, padded
-from hex_llm.kernels.hopper import num_sms
+from hex_llm.kernels.hopper import MOST_BARRIERS, SHARED_BYTES, num_sms
 from hex_llm.kernels.matmul.reference import total
 from hex_llm.kernels.quant_matmul import gpu_decode
 from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, CHUNKS, LINE, chunk_lines, grouping_of
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, HOPPER_ROWS, Packed, bits
 
 SWIZZLED = (plgpu.TilingTransform((8, CHUNK)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
-SHARED_BYTES = 222 * 1024  # for the ring: of 227 KB, so that a small kernel can stand beside
 MAX_SPLITS = 8
 PREFETCHED = 4  # slots of the weight that are asked for before `x` is: to ask takes time, too
 FEWEST_TOKENS, MOST_TOKENS = 64, 256  # of a piece of work, where tokens are cut
@@ -117,7 +116,8 @@ def ring_slots(tokens: int, weight: Packed, plan: Plan) -> int:
     grouping = grouping_of(weight)
     words = 0 if grouping is None else grouping.words
     row = plan.depth * bits(weight.coding) // 8 + 4 * words
-    return plan.slots or SHARED_BYTES // (plan.rows * row + (plan.tokens or padded(tokens)) * plan.depth * 2)
+    slot = plan.rows * row + (plan.tokens or padded(tokens)) * plan.depth * 2
+    return plan.slots or min(SHARED_BYTES // slot, MOST_BARRIERS)
 
 
 @functools.partial(jax.jit, static_argnames=("dtype", "plan", "activation"))
@@ -130,9 +130,10 @@ def parts(
     activation: Activation | None = None,
 ) -> Array:
     """As `kernels.matmul.gpu.parts`: [splits, padded(M), out], to be added; with an activation [1, padded(M), F]."""
-    tokens, size = x.shape
+    tokens = x.shape[0]
     if plan is None:
-        plan = plan_for(tokens, weight.shape[0], size, gated=activation is not None)
+        # Of the weight's own sizes: where it has an order, `x` may have more columns.
+        plan = plan_for(tokens, *weight.shape, gated=activation is not None)
     dtype = jnp.dtype(jnp.float32 if plan.splits > 1 else dtype or x.dtype)
     return _call(_rows(x, weight, padded(tokens)), weight, dtype, plan, activation)
 
@@ -176,6 +177,8 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
     across, down = batch // (plan.tokens or batch), row_tiles // (workers * stack)
     tokens = batch // across
     cuts = HOPPER_COLUMNS // plan.depth  # of a tile
+    assert x.shape[1] == weight.shape[1], f"{x.shape[1]} columns of x for {weight.shape[1]} of the weight"
+    assert column_tiles * cuts % plan.splits == 0, f"{plan} does not cut {column_tiles} tiles"
     steps = column_tiles * cuts // plan.splits
     words = 0 if grouping is None else max(1, grouping.words // cuts)  # in a slot
     total_pieces = down * across * plan.splits

@@ -8,8 +8,9 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from hex_llm.kernels import float8
 from hex_llm.kernels.chain import padded
-from hex_llm.kernels.quant_matmul.reference import FP8_LARGEST, FP8_ZERO
+from hex_llm.kernels.quant_matmul.reference import FP8_ZERO
 from hex_llm.kernels.quant_matmul.rows import Fp8, Rows
 
 THREADS = 128
@@ -25,12 +26,12 @@ def supports(width: int) -> bool:
 def row_scale(row: Array) -> Array:
     """In a kernel: the scale of its own of a row, or of the largest numbers of all its pieces."""
     largest = jnp.max(jnp.abs(row))
-    return jnp.where(largest > FP8_ZERO, largest / FP8_LARGEST, 1.0)
+    return jnp.where(largest > FP8_ZERO, largest / float8.LARGEST, 1.0)
 
 
 def divided(row: Array, scale: Array) -> Array:
     """In a kernel: a float32 row in 8 bits."""
-    return jnp.minimum(jnp.maximum(row * (1 / scale), -FP8_LARGEST), FP8_LARGEST).astype(jnp.float8_e4m3fn)
+    return jnp.minimum(jnp.maximum(row * (1 / scale), -float8.LARGEST), float8.LARGEST).astype(jnp.float8_e4m3fn)
 
 
 @jax.jit

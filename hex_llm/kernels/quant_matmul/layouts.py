@@ -20,7 +20,9 @@ def pack(codes: Codes, dtype: Any = jnp.bfloat16) -> Packed:
 
 def _best(codes: Codes, dtype: Any) -> Any:
     # Imported where it is used: Pallas takes a second, which a start on a CPU has better use for.
-    if is_hopper() and dtype == jnp.bfloat16:
+    if dtype != jnp.bfloat16:
+        return plain
+    if is_hopper():
         from hex_llm.kernels.quant_matmul import gpu_expert_layout, gpu_layout
 
         is_one = len(codes.shape) == 2
@@ -50,8 +52,3 @@ def unpack(weight: Packed) -> Codes:
             from hex_llm.kernels.quant_matmul import tpu_layout
 
             return tpu_layout.unpack(weight)
-
-
-def as_plain(weight: Packed) -> Packed:
-    """A weight in the plain layout, for what no kernel of its own layout does. It is made anew in every step."""
-    return weight if weight.layout == "plain" else plain.pack(unpack(weight))

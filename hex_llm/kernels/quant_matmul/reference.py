@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from hex_llm.kernels import float8
 from hex_llm.kernels.activation import Activation, gated
 from hex_llm.kernels.quant_matmul.weight import TABLES, Codes
 
-FP8_LARGEST = 448.0  # of float8_e4m3fn
 FP8_ZERO = 2.0**-100  # a row without a larger number is of zeros: what divides by its scale must not overflow
 
 
@@ -55,10 +55,10 @@ def scale_rows(x: Array, input_scale: Array | None) -> tuple[Array, Array]:
     wide = x.astype(jnp.float32)
     if input_scale is None:
         largest = jnp.max(jnp.abs(wide), axis=1, keepdims=True)
-        scale = jnp.where(largest > FP8_ZERO, largest / FP8_LARGEST, 1.0)
+        scale = jnp.where(largest > FP8_ZERO, largest / float8.LARGEST, 1.0)
     else:
         scale = jnp.broadcast_to(input_scale.astype(jnp.float32), (x.shape[0], 1))
-    return jnp.clip(wide * (1 / scale), -FP8_LARGEST, FP8_LARGEST), scale
+    return jnp.clip(wide * (1 / scale), -float8.LARGEST, float8.LARGEST), scale
 
 
 def _float32(x: Array, weight: Codes) -> Array:
