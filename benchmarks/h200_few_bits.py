@@ -106,16 +106,18 @@ def measure_serving(
     tokens: tuple[int, int],
     left_s: float,
 ) -> dict[str, Any]:
-    folder = Path(tempfile.mkdtemp())
-    found: dict[str, Any] = {}
-    with running(model, cache, flags, folder / "server.log", timeout_s=left_s) as server:
+    deadline, found = time.monotonic() + left_s, {}
+    with (
+        tempfile.TemporaryDirectory() as name,
+        running(model, cache, flags, (folder := Path(name)) / "server.log", timeout_s=left_s) as server,
+    ):
         found["ready_s"] = round(server.ready_s, 1)
         said = server.log.read_text(errors="replace")
         built = re.findall(r"Engine built in .*|Loading .*|.* weights in .*|Allocated .*", said)
         found["log"] = [line[-200:] for line in built]
         found["memory"] = _memory()
         for clients, prompts in runs:
-            found[f"{clients} clients"] = _bench(server, model, clients, prompts, tokens, folder)
+            found[f"{clients} clients"] = _bench(server, model, clients, prompts, tokens, folder, deadline)
     return found
 
 
@@ -128,7 +130,9 @@ def _memory() -> str:
         return ""
 
 
-def _bench(server: Server, model: Path, clients: int, prompts: int, tokens: tuple[int, int], folder: Path) -> Any:
+def _bench(
+    server: Server, model: Path, clients: int, prompts: int, tokens: tuple[int, int], folder: Path, deadline: float
+) -> Any:
     path = folder / f"{clients}.json"
     command = [
         sys.executable, "-m", "hex_llm.cli", "bench", "serve", f"--base_url={server.url}", f"--tokenizer={model}",
@@ -137,23 +141,13 @@ def _bench(server: Server, model: Path, clients: int, prompts: int, tokens: tupl
         "--metric_percentiles=50,90,99", "--save_result", "--disable_tqdm",
         f"--result_dir={folder}", f"--result_filename={path.name}",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    left = max(deadline - time.monotonic(), 1)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
     if done.returncode:
         return {"failed": f"{done.stdout[-400:]} {done.stderr[-800:]} {server.last_words(5)}"}
     content = json.loads(path.read_text())
-    names = (
-        "output_throughput",
-        "completed",
-        "duration",
-        "median_ttft_ms",
-        "p99_ttft_ms",
-        "median_itl_ms",
-        "p99_itl_ms",
-    )
-    late = {
-        name: value for name, value in server.metrics().items() if "compiles_after_ready" in name or "preempt" in name
-    }
-    return {name: content.get(name) for name in names} | {"prompts": prompts} | late
+    counts = {name: value for name, value in server.metrics().items() if any(word in name for word in COUNTS)}
+    return {name: content.get(name) for name in RESULTS} | {"prompts": prompts} | counts
 
 
 def main() -> None:
@@ -170,7 +164,7 @@ def main() -> None:
     options = parser.parse_args()
     tiny = options.shape == "tiny"
     if options.steps_of:
-        _, flags, folder = _step_case(options.steps_of, tiny, options.folder)
+        flags, folder = _step_case(options.steps_of, tiny, options.folder)
         sizes = PLANS["tiny"].sizes if tiny else Sizes()
         found = measure_steps(folder, flags, options.folder / "cache", sizes)
         options.json.write_text(json.dumps(found))
@@ -189,10 +183,11 @@ def main() -> None:
         print(f"{name} ({time.monotonic() - started:.0f} s): {json.dumps(results[name])}", flush=True)
         options.json.write_text(json.dumps(results, indent=1))
 
-    if "steps" in options.only:
+    parts = options.only.split(",")
+    if "steps" in parts:
         for way in (options.ways or ",".join(STEP_WAYS)).split(","):
             record(f"steps {way}", lambda way=way: _steps_apart(way, options, deadline))
-    if "serve" in options.only:
+    if "serve" in parts:
         runs = tuple((int(a), int(b)) for a, b in (run.split(":") for run in options.serve_runs.split(",")))
         shape = SMALL if tiny else LLAMA_70B if options.serve_shape == "70b" else LLAMA_8B
         tokens, cache = (40, 20) if tiny else (1000, 1000), options.folder / "cache"
@@ -206,10 +201,10 @@ def main() -> None:
             record(f"serve {options.serve_shape} {way}", serve)
 
 
-def _step_case(way: str, tiny: bool, folder: Path) -> tuple[Way, list[str], Path]:
+def _step_case(way: str, tiny: bool, folder: Path) -> tuple[list[str], Path]:
     kept = WAYS[way]
     model = kept.model(folder / f"steps-{'tiny' if tiny else '8b'}-{way}", SMALL if tiny else LLAMA_8B)
-    return kept, [*(TINY_FLAGS if tiny else STEP_FLAGS), *kept.flags], model
+    return [*(TINY_FLAGS if tiny else STEP_FLAGS), *kept.flags], model
 
 
 def _steps_apart(way: str, options: argparse.Namespace, deadline: float) -> Any:

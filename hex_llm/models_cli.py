@@ -98,6 +98,7 @@ def _facts(entry: Entry) -> dict[str, Any]:
     return {
         "name": entry.name,
         "parameters": entry.parameters,
+        "bits": entry.bits,
         "context": entry.context,
         "architecture": entry.architecture,
         "recommended": [

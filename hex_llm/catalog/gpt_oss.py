@@ -1,5 +1,6 @@
 """gpt-oss."""
 
+from dataclasses import replace
 from typing import Any
 
 from hex_llm.catalog.entry import entries, sizes
@@ -31,6 +32,8 @@ _20B: dict[str, Any] = sizes(hidden=2880, mlp=2880, layers=_LAYERS, heads=64, kv
     "num_local_experts": 32,
     "num_experts_per_tok": 4,
     "swiglu_limit": 7.0,
+    "quantization_config": {"quant_method": "mxfp4"},
 }
 
-GPT_OSS = entries("openai/gpt-oss-20b", parameters=20_914_757_184, config=_20B, recommended=v5e(4))
+_PLAIN = entries("openai/gpt-oss-20b", parameters=20_914_757_184, config=_20B, recommended=v5e(4))
+GPT_OSS = tuple(replace(entry, bits=4) for entry in _PLAIN)  # of the experts, which are nearly all of it

@@ -33,7 +33,7 @@ class Model(Protocol):
 def forward(model: Model, arch: Arch, kv: tuple[Pages, ...], batch: Batch) -> tuple[Array, tuple[Pages, ...]]:
     """The hidden state [T, D] of every token, and the pages with their keys and values.
 
-    `kv` holds for each layer an array [pages, 2, kv_heads, page_size, head_dim].
+    `kv` holds the pages of each layer: [pages, 2, kv_heads, page_size, head_dim].
     """
     layer = jax.jit(family(arch).layer, static_argnames=("arch", "kind"))
     x = embed(model.embed, batch.tokens, arch.embed_scale)

@@ -143,10 +143,8 @@ class GptqMethod:
 def read_gptq(fields: Fields) -> Method:
     fields.only(*_READ, *CALIBRATION)
     common = _format(fields, fields)
-    name = "checkpoint_format" if fields.has("checkpoint_format") else "format"
     if (word := fields.text("pack_dtype", "int32")) != "int32":
         raise fields.refuse("pack_dtype", f"is {word[:60]!r}; words of int32 are read")
-    fields.one_of(name, _SHIFTS, "gptq")
     taken = fields.values.get("modules_in_block_to_quantize")
     return GptqMethod(
         common,

@@ -1,7 +1,7 @@
 """Which modules a config means, by their names."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from hex_llm.model_fields import Fields
 
@@ -44,11 +44,7 @@ def regex(fields: Fields, name: str, text: str) -> re.Pattern[str]:
 
 def listed(fields: Fields, name: str) -> Matches:
     """Modules with a name, or with a beginning that is one of these patterns after `re:`."""
-    return one_of(fields, name, fields.texts(name))
-
-
-def one_of(fields: Fields, name: str, texts: Iterable[str]) -> Matches:
-    texts = tuple(texts)
+    texts = fields.texts(name)
     exact = {text for text in texts if not text.startswith(_REGEX)}
     patterns = [regex(fields, name, text.removeprefix(_REGEX)) for text in texts if text.startswith(_REGEX)]
 

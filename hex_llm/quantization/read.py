@@ -23,7 +23,8 @@ METHODS: dict[str, Callable[[Fields], Method]] = {
     "mxfp4": read_mxfp4,
 }
 _SECTIONS = ("quantization_config", "compression_config")  # of config.json; the second is an older name
-_FILES = {"quant_config.json": "awq", "quantize_config.json": "gptq"}  # beside an older config.json
+# Beside an older config.json, and what is refused by the name of its method.
+_FILES = {"quant_config.json": "awq", "quantize_config.json": "gptq", "hf_quant_config.json": "modelopt"}
 
 
 def quantization_fields(config: Fields, folder: Path | None) -> Fields | None:

@@ -21,7 +21,7 @@ class Refs(NamedTuple):
     out_smem: Any  # [workers, MMA_ROWS, out_columns]; turned: [workers, q_rows, H]
     weights_smem: Any  # turned: [workers, q_rows, tile]; otherwise None
     kv_smem: Any  # [slots, 2, tile, H]
-    wide_smem: Any  # [workers, 2, tile, H]: a tile of 8-bit pages in 16 bits; None for pages of 16 bits
+    wide_smem: Any  # [workers, 2, tile, H]: a tile of 8-bit pages in 16 bits; None where they are read as they are
     full: Any
     empty: Any
     q_full: Any
