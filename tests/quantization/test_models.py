@@ -3,14 +3,26 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.checkpoints import write_llama
+from hex_llm.build import find_model
+from hex_llm.config import Config
+from hex_llm.errors import CheckpointError, ConfigError
+from hex_llm.loader.checkpoint import open_checkpoint
+from hex_llm.loader.config_json import parse_config, read_config
+from hex_llm.loader.contents import check_checkpoint
+from hex_llm.models.abstract import abstract
+from hex_llm.models.registry import family
+from hex_llm.parallel.mesh import make_mesh
+from hex_llm.quantization.online import online
+from tests.checkpoints import llama_config, write_llama
 from tests.quantization.models import FOLDER, share_right
 from tests.quantization.writers import KINDS, awq, grouped, write
 
@@ -53,6 +65,15 @@ def check_answers(name: str, every: int, folder) -> None:
 @pytest.mark.parametrize("name", ANSWERING)
 def test_the_embedded_model_answers_as_well(name, tmp_path):
     check_answers(name, EVERY, tmp_path)
+
+
+@pytest.mark.parametrize(("quantization", "lost"), [("int8", 0.02), ("fp8", 0.02), ("int4", 0.05)])
+def test_the_embedded_model_answers_as_well_when_it_is_brought_to_few_bits_while_loading(quantization, lost):
+    assert find_model(Config(model=str(FOLDER), quantization=quantization)).quantization == online(quantization)
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
+    found = share_right(FOLDER, EVERY, cache, quantization)
+    print(f"--quantization={quantization}: {found:.4f} of every {EVERY}th question")
+    assert found >= share_right(FOLDER, EVERY, cache) - lost
 
 
 def coarse(weight, module):
@@ -123,3 +144,41 @@ def test_a_server_refuses_what_it_cannot_read_with_exit_3_and_the_name(name, dam
     assert "Traceback" not in done.stderr
     for word in words:
         assert word in done.stderr
+
+
+@pytest.mark.parametrize(("name", "method"), [("awq of 32", "awq"), ("int-quantized", "compressed-tensors")])
+@pytest.mark.parametrize("quantization", ["int8", "fp8", "int4"])
+def test_a_model_in_few_bits_is_not_brought_to_others(name, method, quantization, tmp_path):
+    folder = quantized(tmp_path, name)
+    with pytest.raises(ConfigError, match=rf"--quantization={quantization} .* already, .*: {method}\."):
+        find_model(Config(model=str(folder), quantization=quantization))
+    assert find_model(Config(model=str(folder))).quantization is not None
+
+
+def check(folder):
+    config = read_config(folder)
+    check_checkpoint(family(config.arch).weights, config.arch, open_checkpoint(folder), config.quantization)
+
+
+@pytest.mark.parametrize(("name", "groups"), [("gptq 4 sorted", "g_idx"), ("pack-quantized 4 sorted", "weight_g_idx")])
+@pytest.mark.parametrize("changed", ["self_attn.k_proj", "self_attn.v_proj", "mlp.up_proj"])
+def test_parts_of_one_weight_whose_columns_have_different_orders_are_named(name, groups, changed, tmp_path):
+    folder = quantized(tmp_path, name)
+    check(folder)
+    module = f"model.layers.1.{changed}"
+
+    def turn(tensors):
+        tensors[f"{module}.{groups}"] = np.ascontiguousarray(tensors[f"{module}.{groups}"][::-1])
+
+    change_tensors(folder, turn)
+    with pytest.raises(CheckpointError, match=rf"{re.escape(module)}\.weight.* are one weight .* different orders"):
+        check(folder)
+
+
+@pytest.mark.parametrize("name", ["gptq 4 sorted", "pack-quantized 4 sorted"])
+def test_experts_whose_columns_have_an_order_are_refused_before_anything_is_read(name):
+    sizes = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 2}
+    config = llama_config(**sizes) | {"quantization_config": KINDS[name].config}
+    found = parse_config(config, "config.json")
+    with pytest.raises(CheckpointError, match=r"block_sparse_moe\.experts.*: columns of experts in an order"):
+        abstract(family(found.arch).weights, found.arch, make_mesh(1), jnp.bfloat16, found.quantization)
