@@ -36,8 +36,8 @@ EVERY = 5  # of the questions, in every run
 FOUR_BITS = ("awq", "gptq 4", "nf4", "fp4", "pack-quantized 4")
 
 
-def on_devices(names: list[str]) -> None:
-    command = [sys.executable, "-m", "tests.quantization.on_devices", *names]
+def on_devices(model: str, names: list[str]) -> None:
+    command = [sys.executable, "-m", "tests.quantization.on_devices", model, *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines() == names
@@ -45,12 +45,23 @@ def on_devices(names: list[str]) -> None:
 
 @pytest.mark.parametrize("names", [SOME[:5], SOME[5:]], ids=["integers", "others"])
 def test_devices_have_their_shares_bit_by_bit(names):
-    on_devices(names)
+    on_devices("embedded", names)
+
+
+UNEVEN = ["fp8 static", "float-quantized static", "float-quantized dynamic", "awq of rows", "bitsandbytes int8"]
+
+
+def test_devices_have_their_shares_where_one_has_no_heads_and_the_mlp_is_filled_up():
+    on_devices("uneven", UNEVEN)
+
+
+def test_devices_have_their_shares_of_experts_that_have_a_tensor_each_in_few_bits_only():
+    on_devices("llama4", ["awq of 32", "float-quantized static", "float-quantized dynamic"])
 
 
 @pytest.mark.slow
 def test_devices_have_their_shares_of_all_formats_bit_by_bit():
-    on_devices([name for name in KINDS if name not in SOME])
+    on_devices("embedded", [name for name in KINDS if name not in SOME])
 
 
 def check_answers(name: str, every: int, folder) -> None:
