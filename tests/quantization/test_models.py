@@ -18,8 +18,12 @@ from hex_llm.errors import CheckpointError, ConfigError
 from hex_llm.loader.checkpoint import open_checkpoint
 from hex_llm.loader.config_json import parse_config, read_config
 from hex_llm.loader.contents import check_checkpoint
+from hex_llm.loader.packed import load_packed
 from hex_llm.models.abstract import abstract
+from hex_llm.models.few_bits import kept
 from hex_llm.models.registry import family
+from hex_llm.models.split import Split
+from hex_llm.models.weights import specs
 from hex_llm.parallel.mesh import make_mesh
 from hex_llm.quantization.online import online
 from tests.checkpoints import llama_config, write_llama
@@ -193,3 +197,22 @@ def test_experts_whose_columns_have_an_order_are_refused_before_anything_is_read
     found = parse_config(config, "config.json")
     with pytest.raises(CheckpointError, match=r"block_sparse_moe\.experts.*: columns of experts in an order"):
         abstract(family(found.arch).weights, found.arch, make_mesh(1), jnp.bfloat16, found.quantization)
+
+
+def test_heads_that_are_filled_up_with_columns_in_an_order_are_named_with_the_devices(tmp_path):
+    sizes = {"hidden_size": 96, "intermediate_size": 192, "num_attention_heads": 6, "num_key_value_heads": 3}
+    folder = write(write_llama(tmp_path / "source", **sizes), tmp_path / "model", KINDS["gptq 4 sorted"])
+    config = read_config(folder)
+    (o, *_) = (each for each in specs(family(config.arch).weights, config.arch) if "o_proj" in each.parts[0].name)
+    spec, numbers = kept(o, config.quantization)
+    assert numbers is not None
+
+    def loaded(num_devices):
+        split, dtype = Split(config.arch, num_devices), np.dtype(np.float32)
+        return load_packed(
+            spec, numbers, split, open_checkpoint(folder), make_mesh(1), dtype, "full", lambda num_bytes: None
+        )
+
+    assert loaded(1).order is not None
+    with pytest.raises(CheckpointError, match=r"o_proj\.weight: 96 columns in an order .* by 4 devices"):
+        loaded(4)
