@@ -107,7 +107,7 @@ class Table:
         kind = _STORAGE[self.storage]
         state = self._read_state(tensors, module)
         count, size = state["shape"]
-        if rows.stop > count or columns.stop > size:
+        if _beyond(rows, count) or _beyond(columns, size):
             raise CheckpointError(
                 f"Tensor {self._state(module)} describes a matrix of {count} x {size}, and config.json makes it larger."
             )
@@ -170,6 +170,10 @@ class Table:
         outer = tensors[f"{module}.weight.nested_absmax"][slice(None),]
         of_scale = np.arange(groups.start, groups.stop) // _NESTED_GROUP
         return table[scales] * outer[of_scale] + np.float32(state["nested_offset"])
+
+
+def _beyond(part: slice, size: int) -> bool:
+    return part.stop is not None and part.stop > size
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -13,7 +13,6 @@ from hex_llm.kernels.batch import Batch
 from hex_llm.models import decoder
 from hex_llm.models.arch import Arch
 from hex_llm.models.split import Split
-from hex_llm.models.weights import build
 from hex_llm.parallel.sharding import PAGES
 
 
@@ -63,20 +62,23 @@ def make_batch(
     )
 
 
-# What the code of a model means is tested here, not how well it is compiled, which takes three times as long.
-@partial(jax.jit, static_argnames=("arch", "mesh"), compiler_options={"xla_backend_optimization_level": 0})
 def run(model, kv, batch, *, arch, mesh=None):
     """The logits of every token of the batch, and the pages after it; on a mesh, by all of its devices."""
+    spread = None if mesh is None else tuple(leaf.sharding.spec for leaf in jax.tree.leaves(model))
+    return _run(model, kv, batch, arch=arch, mesh=mesh, spread=spread)
 
+
+# What the code of a model means is tested here, not how well it is compiled, which takes three times as long.
+@partial(jax.jit, static_argnames=("arch", "mesh", "spread"), compiler_options={"xla_backend_optimization_level": 0})
+def _run(model, kv, batch, *, arch, mesh, spread):
     def step(model, kv, batch):
         hidden, kv = decoder.forward(model, arch, kv, batch)
         return decoder.logits(model, arch, hidden), kv
 
     if mesh is None:
         return step(model, kv, batch)
-    weights = build(type(model), arch, lambda spec: spec.sharding(mesh).spec)
     pages = (PAGES,) * arch.num_layers
-    specs = (weights, pages, PartitionSpec())
+    specs = (jax.tree.unflatten(jax.tree.structure(model), spread), pages, PartitionSpec())
     return jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=(PartitionSpec(), pages), check_vma=False)(
         model, kv, batch
     )

@@ -1,5 +1,7 @@
 """Checkpoints that the libraries of quantized formats wrote themselves."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ from hex_llm.models.registry import family
 from hex_llm.quantization.read import read_method
 from tests.checkpoints import write_llama
 from tests.parity.test_logits import TOKENS, load_model, logits_of
-from tests.quantization.writers import KINDS, numbers, plain, rounded, write
+from tests.quantization.llama4 import join_experts, write_llama4
+from tests.quantization.writers import KINDS, gptq_kind, numbers, plain, rounded, write
 
 EVERY = slice(None)
 MODULE = "model.layers.0.mlp.up_proj"
@@ -102,4 +105,35 @@ def test_logits_of_experts_in_awq_equal_those_of_what_they_stand_for(oracle, man
     packed = write(oracle.make("mixtral"), tmp_path / "packed", kind)
     expected = oracle.logits(plain(packed, tmp_path / "plain", kind), TOKENS)
     for found in (logits_of(*load_model(packed)), many_devices.logits(packed, 2)):
+        assert np.abs(found - expected).max() <= 1e-4 * np.ptp(expected)
+
+
+@pytest.mark.parametrize(
+    ("mlp", "group", "devices"),
+    [
+        (384, 32, (2,)),
+        (600, 24, (2, 4)),
+    ],  # shares of 192, which are no whole tiles; of 300 and 160, and no whole groups
+)
+def test_logits_of_columns_in_an_order_are_the_same_on_all_numbers_of_devices(
+    many_devices, mlp, group, devices, tmp_path
+):
+    kind = gptq_kind(4, group, sorts=True)
+    sizes = {"hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": mlp}
+    packed = write(write_llama(tmp_path / "source", num_hidden_layers=1, **sizes), tmp_path / "packed", kind)
+    check_logits(many_devices, packed, plain(packed, tmp_path / "plain", kind), devices)
+
+
+def test_logits_of_a_shared_expert_with_columns_in_an_order_are_the_same_on_two_devices(many_devices, tmp_path):
+    kind = gptq_kind(4, 32, sorts=True)
+    names = [f"feed_forward.shared_expert.{name}_proj" for name in ("gate", "up", "down")]
+    kind = dataclasses.replace(kind, config=kind.config | {"modules_in_block_to_quantize": [names]})
+    packed = write(write_llama4(tmp_path / "source"), tmp_path / "packed", kind, only="shared_expert")
+    decoded = plain(packed, tmp_path / "plain", kind)
+    check_logits(many_devices, join_experts(packed), join_experts(decoded), (2,))
+
+
+def check_logits(many_devices, packed, plain, devices):
+    expected = logits_of(*load_model(plain))
+    for found in (logits_of(*load_model(packed)), *(many_devices.logits(packed, number) for number in devices)):
         assert np.abs(found - expected).max() <= 1e-4 * np.ptp(expected)

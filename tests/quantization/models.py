@@ -34,10 +34,11 @@ def questions(every: int) -> list[dict[str, Any]]:
 
 
 @cache
-def share_right(folder: Path, every: int, cache_folder: str | None) -> float:
+def share_right(folder: Path, every: int, cache_folder: str | None, quantization: str | None = None) -> float:
     """Of the questions, those that a model answers exactly."""
     llm = LLM(
         model=str(folder),
+        quantization=quantization,
         max_model_len=512,
         max_decode_seqs=64,
         decode_seqs_padding=64,

@@ -1,5 +1,6 @@
 """Every format against decoders that were written apart: bit by bit, whole, and in parts as devices ask for them."""
 
+import json
 from functools import partial
 
 import jax
@@ -63,7 +64,7 @@ def check_share(format: Format, tensors, module, expert, rows, columns, expected
     share = format.read(tensors, module, expert, rows, columns)
     codes, values = decoded(share.arrays, format=format)
     assert (codes.coding, codes.zero is not None, codes.order) == (format.coding, format.has_zero, None)
-    assert (codes.input_scale is not None) == format.has_input_scale
+    assert codes.input_scale is None  # that of all parts of a weight is found when they are one
     groups = codes.scale.shape[1]
     assert groups == (1 if format.group is None else codes.shape[1] // format.group)
     np.testing.assert_array_equal(np.asarray(values)[share.rows, share.columns], expected[rows, columns])
@@ -136,6 +137,16 @@ def test_the_least_and_the_largest_scales_of_mxfp4_are_powers_of_two():
     assert np.asarray(codes.scale).tolist() == [[2.0**-127, 2.0**127]]
 
 
+def test_an_exponent_of_mxfp4_that_is_no_number_is_named(tmp_path):
+    scales = np.full((2, 4, 2), 254, np.uint8)
+    scales[1, 3, 1] = 255
+    save_file({"m_blocks": np.zeros((2, 4, 2, 16), np.uint8), "m_scales": scales}, tmp_path / "model.safetensors")
+    tensors = open_checkpoint(tmp_path)
+    Mxfp4().read(tensors, "m", 0, EVERY, EVERY)
+    with pytest.raises(CheckpointError, match=r"m_scales in .*model\.safetensors holds NaN, .* 255"):
+        Mxfp4().read(tensors, "m", 1, EVERY, EVERY)
+
+
 @pytest.mark.parametrize(
     ("name", "out", "size", "words"),
     [
@@ -206,3 +217,13 @@ def test_values_that_contradict_the_config_are_named(name, last, change, words, 
         format.read(tensors, MODULE, None, EVERY, EVERY)
     for word in ("model.safetensors", *words):
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize("shape", [(2 * OUT, IN // 2), (OUT // 2, 2 * IN)])
+def test_a_shape_of_as_many_numbers_is_not_taken_for_the_matrix_that_is_wanted(shape, tmp_path):
+    said = json.dumps(list(shape)).encode()
+    format, tensors = altered(
+        tmp_path, "bitsandbytes nf4", STATE, text(lambda state: state.replace(b"[48, 256]", said))
+    )
+    with pytest.raises(CheckpointError, match=rf"quant_state.*a matrix of {shape[0]} x {shape[1]}"):
+        format.read(tensors, MODULE, None, slice(0, OUT), slice(0, IN))

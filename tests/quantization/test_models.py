@@ -3,14 +3,30 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.checkpoints import write_llama
+from hex_llm.build import find_model
+from hex_llm.config import Config
+from hex_llm.errors import CheckpointError, ConfigError
+from hex_llm.loader.checkpoint import open_checkpoint
+from hex_llm.loader.config_json import parse_config, read_config
+from hex_llm.loader.contents import check_checkpoint
+from hex_llm.loader.packed import load_packed
+from hex_llm.models.abstract import abstract
+from hex_llm.models.few_bits import kept
+from hex_llm.models.registry import family
+from hex_llm.models.split import Split
+from hex_llm.models.weights import specs
+from hex_llm.parallel.mesh import make_mesh
+from hex_llm.quantization.online import online
+from tests.checkpoints import llama_config, write_llama
 from tests.quantization.models import FOLDER, share_right
 from tests.quantization.writers import KINDS, awq, grouped, write
 
@@ -24,8 +40,8 @@ EVERY = 5  # of the questions, in every run
 FOUR_BITS = ("awq", "gptq 4", "nf4", "fp4", "pack-quantized 4")
 
 
-def on_devices(names: list[str]) -> None:
-    command = [sys.executable, "-m", "tests.quantization.on_devices", *names]
+def on_devices(model: str, names: list[str]) -> None:
+    command = [sys.executable, "-m", "tests.quantization.on_devices", model, *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines() == names
@@ -33,12 +49,23 @@ def on_devices(names: list[str]) -> None:
 
 @pytest.mark.parametrize("names", [SOME[:5], SOME[5:]], ids=["integers", "others"])
 def test_devices_have_their_shares_bit_by_bit(names):
-    on_devices(names)
+    on_devices("embedded", names)
+
+
+UNEVEN = ["fp8 static", "float-quantized static", "float-quantized dynamic", "awq of rows", "bitsandbytes int8"]
+
+
+def test_devices_have_their_shares_where_one_has_no_heads_and_the_mlp_is_filled_up():
+    on_devices("uneven", UNEVEN)
+
+
+def test_devices_have_their_shares_of_experts_that_have_a_tensor_each_in_few_bits_only():
+    on_devices("llama4", ["awq of 32", "float-quantized static", "float-quantized dynamic"])
 
 
 @pytest.mark.slow
 def test_devices_have_their_shares_of_all_formats_bit_by_bit():
-    on_devices([name for name in KINDS if name not in SOME])
+    on_devices("embedded", [name for name in KINDS if name not in SOME])
 
 
 def check_answers(name: str, every: int, folder) -> None:
@@ -53,6 +80,15 @@ def check_answers(name: str, every: int, folder) -> None:
 @pytest.mark.parametrize("name", ANSWERING)
 def test_the_embedded_model_answers_as_well(name, tmp_path):
     check_answers(name, EVERY, tmp_path)
+
+
+@pytest.mark.parametrize(("quantization", "lost"), [("int8", 0.02), ("fp8", 0.02), ("int4", 0.05)])
+def test_the_embedded_model_answers_as_well_when_it_is_brought_to_few_bits_while_loading(quantization, lost):
+    assert find_model(Config(model=str(FOLDER), quantization=quantization)).quantization == online(quantization)
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
+    found = share_right(FOLDER, EVERY, cache, quantization)
+    print(f"--quantization={quantization}: {found:.4f} of every {EVERY}th question")
+    assert found >= share_right(FOLDER, EVERY, cache) - lost
 
 
 def coarse(weight, module):
@@ -123,3 +159,60 @@ def test_a_server_refuses_what_it_cannot_read_with_exit_3_and_the_name(name, dam
     assert "Traceback" not in done.stderr
     for word in words:
         assert word in done.stderr
+
+
+@pytest.mark.parametrize(("name", "method"), [("awq of 32", "awq"), ("int-quantized", "compressed-tensors")])
+@pytest.mark.parametrize("quantization", ["int8", "fp8", "int4"])
+def test_a_model_in_few_bits_is_not_brought_to_others(name, method, quantization, tmp_path):
+    folder = quantized(tmp_path, name)
+    with pytest.raises(ConfigError, match=rf"--quantization={quantization} .* already, .*: {method}\."):
+        find_model(Config(model=str(folder), quantization=quantization))
+    assert find_model(Config(model=str(folder))).quantization is not None
+
+
+def check(folder):
+    config = read_config(folder)
+    check_checkpoint(family(config.arch).weights, config.arch, open_checkpoint(folder), config.quantization)
+
+
+@pytest.mark.parametrize(("name", "groups"), [("gptq 4 sorted", "g_idx"), ("pack-quantized 4 sorted", "weight_g_idx")])
+@pytest.mark.parametrize("changed", ["self_attn.k_proj", "self_attn.v_proj", "mlp.up_proj"])
+def test_parts_of_one_weight_whose_columns_have_different_orders_are_named(name, groups, changed, tmp_path):
+    folder = quantized(tmp_path, name)
+    check(folder)
+    module = f"model.layers.1.{changed}"
+
+    def turn(tensors):
+        tensors[f"{module}.{groups}"] = np.ascontiguousarray(tensors[f"{module}.{groups}"][::-1])
+
+    change_tensors(folder, turn)
+    with pytest.raises(CheckpointError, match=rf"{re.escape(module)}\.weight.* are one weight .* different orders"):
+        check(folder)
+
+
+@pytest.mark.parametrize("name", ["gptq 4 sorted", "pack-quantized 4 sorted"])
+def test_experts_whose_columns_have_an_order_are_refused_before_anything_is_read(name):
+    sizes = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 2}
+    config = llama_config(**sizes) | {"quantization_config": KINDS[name].config}
+    found = parse_config(config, "config.json")
+    with pytest.raises(CheckpointError, match=r"block_sparse_moe\.experts.*: columns of experts in an order"):
+        abstract(family(found.arch).weights, found.arch, make_mesh(1), jnp.bfloat16, found.quantization)
+
+
+def test_heads_that_are_filled_up_with_columns_in_an_order_are_named_with_the_devices(tmp_path):
+    sizes = {"hidden_size": 96, "intermediate_size": 192, "num_attention_heads": 6, "num_key_value_heads": 3}
+    folder = write(write_llama(tmp_path / "source", **sizes), tmp_path / "model", KINDS["gptq 4 sorted"])
+    config = read_config(folder)
+    (o, *_) = (each for each in specs(family(config.arch).weights, config.arch) if "o_proj" in each.parts[0].name)
+    spec, numbers = kept(o, config.quantization)
+    assert numbers is not None
+
+    def loaded(num_devices):
+        split, dtype = Split(config.arch, num_devices), np.dtype(np.float32)
+        return load_packed(
+            spec, numbers, split, open_checkpoint(folder), make_mesh(1), dtype, "full", lambda num_bytes: None
+        )
+
+    assert loaded(1).order is not None
+    with pytest.raises(CheckpointError, match=r"o_proj\.weight: 96 columns in an order .* by 4 devices"):
+        loaded(4)

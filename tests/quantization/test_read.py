@@ -49,6 +49,13 @@ GPT_OSS = {
 }  # fmt: skip
 
 
+def compressed(kind="pack-quantized 4", weights=None, group=None, **changes):
+    config = KINDS[kind].config
+    whole = config["config_groups"]["group_0"]
+    changed = {**whole, "weights": {**whole["weights"], **(weights or {})}, **(group or {})}
+    return {**config, "config_groups": {"group_0": changed}, **changes}
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
@@ -65,6 +72,7 @@ GPT_OSS = {
         (KINDS["int-quantized zeros"].config, Int8("row", symmetric=False)),
         (KINDS["pack-quantized 4 sorted"].config, Words(4, "row", 32, symmetric=True, has_order=True)),
         (KINDS["fbgemm_fp8"].config, Fp8("row", has_input_scale=False)),
+        (compressed(weights={"group_size": -1, "actorder": "group"}), Words(4, "row", None, True, has_order=False)),
     ],
 )
 def test_a_linear_module_is_kept_as_the_config_says_and_head_and_embedding_are_not(config, expected):
@@ -184,13 +192,6 @@ def test_old_models_say_it_elsewhere(tmp_path):
         found = quantization_fields(Fields("config.json", values), tmp_path)
         assert found is not None
         assert read_method(found).format(UP) == Awq(32)
-
-
-def compressed(kind="pack-quantized 4", weights=None, group=None, **changes):
-    config = KINDS[kind].config
-    whole = config["config_groups"]["group_0"]
-    changed = {**whole, "weights": {**whole["weights"], **(weights or {})}, **(group or {})}
-    return {**config, "config_groups": {"group_0": changed}, **changes}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""What a TPU's memories cannot hold is refused at the start, before anything is loaded."""
+"""What a TPU's memories cannot hold is refused at the start, before anything is loaded; what no kernel does is told."""
 
+import json
 import logging
 
 import pytest
@@ -10,12 +11,12 @@ from hex_llm.errors import ConfigError
 from hex_llm.parallel.backend import compiling_for
 from hex_llm.parallel.mesh import make_mesh
 from hex_llm.runner.memory import GIB, Memory
-from tests.checkpoints import write_llama
+from tests.checkpoints import llama_config, write_llama
 
 
-def plan(**flags):
-    """Of a TPU with much memory, up to where it would be compiled for."""
-    with compiling_for("tpu"):
+def plan(on="tpu", **flags):
+    """Of a device with much memory, up to where it would be compiled for."""
+    with compiling_for(on):
         config = Config(load_format="dummy", enable_jit=False, compilation_cache_dir="", **flags)
         model, mesh = build.find_model(config), make_mesh(1)
         buckets = build.make_buckets(config, model, mesh)
@@ -65,3 +66,43 @@ def test_other_devices_have_no_such_limits():
     config = Config(model="meta-llama/Llama-4-Scout-17B-16E-Instruct", load_format="dummy", enable_jit=False)
     model, mesh = build.find_model(config), make_mesh(1)
     build.plan_memory(config, model, mesh, build.make_buckets(config, model, mesh), Memory(10_000 * GIB, 0))
+
+
+def told_of_products(caplog, on, **flags) -> str:
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "hex_llm"):
+        plan(on, dtype="bfloat16", max_model_len=512, **flags)
+    return next((line for line in caplog.messages if "Products with weights in few bits will be slow" in line), "")
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+def test_weights_in_few_bits_that_no_kernel_takes_are_told_of_by_name_and_shape(quantization, tmp_path, caplog):
+    sizes = {"hidden_size": 96, "intermediate_size": 224, "num_attention_heads": 6, "num_key_value_heads": 2}
+    folder = str(write_llama(tmp_path, **sizes))
+    said = told_of_products(caplog, "tpu", model=folder, quantization=quantization)
+    assert ".layers[0].mlp.gate_up [448, 96]" in said
+    assert ".layers[0].mlp.down [96, 224]" in said
+    assert ".layers[1]" not in said  # a shape is told of once
+    # Float8 lies in rows and columns on Hopper, too, but is multiplied as it is.
+    assert bool(told_of_products(caplog, "gpu", model=folder, quantization=quantization)) == (quantization != "fp8")
+    assert not told_of_products(caplog, "cpu", model=folder, quantization=quantization)
+    assert not told_of_products(caplog, "tpu", model=folder)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+def test_nothing_is_told_of_weights_that_kernels_take(quantization, tmp_path, caplog):
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+    folder = str(write_llama(tmp_path, **sizes))
+    for on in ("tpu", "gpu"):
+        assert not told_of_products(caplog, on, model=folder, quantization=quantization)
+
+
+@pytest.mark.parametrize(("mlp", "slow"), [(96, True), (128, False)])
+def test_experts_in_float8_that_no_kernel_takes_are_told_of_on_hopper(mlp, slow, tmp_path, caplog):
+    config = llama_config(
+        architectures=["MixtralForCausalLM"], model_type="mixtral", num_local_experts=4, intermediate_size=mlp
+    )
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    said = told_of_products(caplog, "gpu", model=str(tmp_path), quantization="fp8")
+    assert ("mlp.down [4, 64, 96]" in said) == slow
+    assert ("attention.qkv" in said) is False

@@ -1,6 +1,7 @@
 """What XLA is told, as a GPU would have it told; no test needs one."""
 
 import os
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from jaxlib import xla_client
 
 from hex_llm.kernels.chain import MAX_TOKENS
+from hex_llm.kernels.quant_matmul.weight import Coding, Layout, Packed, bits
 from hex_llm.parallel.mesh import make_mesh
 from hex_llm.runner import xla_options
 from hex_llm.runner.buckets import Buckets
@@ -24,8 +26,8 @@ STEPS = [program for program in PROGRAMS if isinstance(program, Forward)]
 OTHERS = [program for program in PROGRAMS if not isinstance(program, Forward)]
 
 
-def compiler_options(program: Program, dtype=jnp.bfloat16, **changes: int) -> dict:
-    params = SimpleNamespace(embed=jax.ShapeDtypeStruct((8, 8), dtype))
+def compiler_options(program: Program, dtype=jnp.bfloat16, weights: Sequence[Any] = (), **changes: int) -> dict:
+    params = SimpleNamespace(embed=jax.ShapeDtypeStruct((8, 8), dtype), layers=weights)
     biases = {"qkv_bias": False, "o_bias": False, "mlp_bias": False}
     arch: Any = SimpleNamespace(**ARCH | {"num_layers": 1, "num_experts": 0} | biases | changes)
     shapes: Any = SimpleNamespace(num_pages=10, page_size=32)
@@ -126,3 +128,34 @@ def test_on_a_gpu_a_model_that_our_kernels_do_not_multiply_keeps_its_graphs():
     )
     for changes in others:
         assert not any("xla_gpu_enable_command_buffer" in compiler_options(step, **changes) for step in STEPS)
+
+
+def in_few_bits(coding: Coding, layout: Layout, columns: int) -> Packed:
+    """What looks like a weight of 256 rows."""
+    shape = (4, columns // 128, 8, 128) if layout == "hopper" else (256, columns if bits(coding) == 8 else columns // 2)
+    array: Any = jax.ShapeDtypeStruct(shape, jnp.int8)
+    return Packed(array, array, zero=None, order=None, input_scale=None, coding=coding, layout=layout)
+
+
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize(
+    ("weight", "is_chain"),
+    [
+        (in_few_bits("int4", "hopper", 4096), True),
+        (in_few_bits("int8", "hopper", 128), True),
+        (in_few_bits("fp8", "plain", 4096), True),  # multiplied as it is
+        (in_few_bits("fp8", "plain", 4096 + 64), False),
+        (in_few_bits("int4", "plain", 4096), False),
+        (in_few_bits("int8", "plain", 4096), False),
+    ],
+    ids=lambda value: f"{value.coding}-{value.layout}-{value.shape[1]}" if isinstance(value, Packed) else None,
+)
+def test_on_a_gpu_a_model_in_few_bits_is_a_chain_if_kernels_take_all_of_its_weights(weight, is_chain):
+    dense, taken = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16), in_few_bits("int4", "hopper", 4096)
+    few = [step for step in STEPS if step.bucket.tokens <= MAX_TOKENS]
+    without = [
+        step
+        for step in STEPS
+        if compiler_options(step, weights=(dense, taken, weight)).get("xla_gpu_enable_command_buffer") == ""
+    ]
+    assert without == (few if is_chain else [])
