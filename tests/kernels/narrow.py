@@ -3,6 +3,7 @@
 from typing import Any
 
 from jax import Array
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels.paged_attention.gpu_decode_narrow import in_key_order
 
@@ -12,7 +13,11 @@ def load_keys(ref: Any) -> Array:
 
 
 def load_values(ref: Any) -> Array:
-    return ref[...]
+    loaded = ref[...]
+    # Each thread tells a barrier itself that the slot is free, after what it has loaded. In the simulator a warpgroup
+    # does, whose reads are then not taken to have ended.
+    plgpu.commit_smem()
+    return loaded
 
 
 def keys(narrow: Array, dtype: Any) -> Array:

@@ -15,6 +15,7 @@ from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.grouped_matmul import tpu as grouped_matmul
 from hex_llm.kernels.paged_attention import tpu
 from hex_llm.kernels.quant_matmul import api as quant_matmul
+from hex_llm.kernels.quant_matmul import layouts
 from hex_llm.kernels.quant_matmul import tpu as quant_tpu
 from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed
 from hex_llm.kernels.window import Window
@@ -125,7 +126,7 @@ def quantized(
         return quant_tpu.product(x, weight, expert, blocks, sizes, dtype=jnp.dtype(jnp.float32))
 
     with compiling_for("tpu"):
-        packed = jax.eval_shape(quant_matmul.pack, codes)
+        packed = jax.eval_shape(layouts.pack, codes)
         assert packed.layout == "tpu"
         packed = jax.tree.map(lambda each: array(*each.shape, dtype=each.dtype), packed)
         # As in a model: it says what the kernel is compiled for.
