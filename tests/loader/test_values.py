@@ -26,7 +26,7 @@ UP = "model.layers.1.mlp.up_proj.weight"
 
 
 def float8(*codes: int) -> np.ndarray:
-    return np.uint8([codes]).view(ml_dtypes.float8_e4m3fn)
+    return np.array([codes], np.uint8).view(ml_dtypes.float8_e4m3fn)
 
 
 @pytest.mark.parametrize("code", [0x7F, 0xFF])
