@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed
 from hex_llm.models.arch import Arch
 from hex_llm.models.split import Split
 from hex_llm.models.weights import Part, WeightSpec
+from hex_llm.parallel.backend import backend
 from hex_llm.parallel.mesh import TENSOR
 from hex_llm.parallel.sharding import RULES
 from hex_llm.quantization.method import Format, Method, Numbers
@@ -167,10 +168,19 @@ def spread(local: Packed, spec: WeightSpec, mesh: Mesh, make: Callable[[Any, tup
 
 def abstract_packed(spec: WeightSpec, split: Split, mesh: Mesh, numbers: Numbers, dtype: Any) -> Packed:
     """The weight with shapes in place of arrays, for tokens of `dtype`."""
-    local = jax.eval_shape(partial(pack, dtype=dtype), local_share(spec, split, numbers).codes(numbers))
+    local = local_share(spec, split, numbers)
     return spread(
-        local, spec, mesh, lambda array, shape, where: jax.ShapeDtypeStruct(shape, array.dtype, sharding=where)
+        _packed_shapes(local, numbers, dtype, backend()),
+        spec,
+        mesh,
+        lambda array, shape, where: jax.ShapeDtypeStruct(shape, array.dtype, sharding=where),
     )
+
+
+@cache
+def _packed_shapes(local: Local, numbers: Numbers, dtype: Any, device: str) -> Packed:
+    """On a `device` of that kind. Traced once for all layers, which are alike."""
+    return jax.eval_shape(partial(pack, dtype=dtype), local.codes(numbers))
 
 
 def from_shares(shares: list[Packed], spec: WeightSpec, mesh: Mesh) -> Packed:
