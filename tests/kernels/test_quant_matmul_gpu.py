@@ -192,6 +192,8 @@ def test_the_product_is_the_reference_s_with_every_coding(coding, group, depth):
         (40, 256, 512, Plan(workers=2, stack=1, splits=4, slots=2), ("int8", None)),  # four parts to be added
         (16, 512, 512, Plan(workers=1, stack=2, splits=2, slots=3), ("int4", 128)),
         (128, 256, 128, Plan(workers=2, stack=2, depth=64, slots=3), ("int4", 128)),
+        (16, 384, 384, Plan(workers=1, stack=1, mates=2, slots=2), ("int4", 128)),  # three pieces, for two pairs
+        (8, 512, 256, Plan(workers=4, stack=1, splits=2, mates=2, slots=2), ("int8", None)),
     ],
 )
 def test_the_product_is_the_reference_s_however_it_is_cut(tokens, out, size, plan, kind):

@@ -20,7 +20,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels import gpu_gate
+from hex_llm.kernels import gpu_gate, gpu_mates
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.chain import MAX_TOKENS, padded
 from hex_llm.kernels.hopper import MOST_BARRIERS, SHARED_BYTES, num_sms
@@ -33,20 +33,21 @@ SWIZZLED = (plgpu.TilingTransform((8, CHUNK)), plgpu.SwizzleTransform(128))  # p
 MAX_SPLITS = 8
 PREFETCHED = 4  # slots of the weight that are asked for before `x` is: to ask takes time, too
 FEWEST_TOKENS, MOST_TOKENS = 64, 256  # of a piece of work, where tokens are cut
-# Of the memory warpgroup and of each of two that compute: together at most what the launch took, or it hangs.
-MEMORY_REGISTERS, COMPUTE_REGISTERS = 40, 232
+# Of the memory warpgroup and of each of so many that compute: together at most what the launch took, or it hangs.
+REGISTERS = {2: (40, 232), 4: (32, 112)}
 
 
 @dataclass(frozen=True)
 class Plan:
     """How a product is cut."""
 
-    workers: int  # warpgroups that multiply, 1 or 2
+    workers: int  # warpgroups that multiply: 1, 2 or 4
     stack: int  # tiles of 64 rows that each of them multiplies side by side, 1 or 2; gate and up, if there are these
     tokens: int | None = None  # of a piece of work; all if not given
     last: int | None = None  # of each of those that are left when all blocks have had as many; a share of `tokens`
     depth: int = HOPPER_COLUMNS  # columns of the weight in one slot of the ring: of a tile, or of half a tile
     splits: int = 1  # pieces of `in`, each a piece of work of its own
+    mates: int = 1  # blocks of a cluster: each fetches a share of `x` for all of them; not where tokens are cut
     band: int = 8  # pieces of tokens that run side by side
     slots: int | None = None  # of the ring; as many as fit if not given
     blocks: int | None = None  # at a time; if not given, as few as have no more to do than with one on each SM
@@ -183,7 +184,10 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
     words = 0 if grouping is None else max(1, grouping.words // cuts)  # in a slot
     total_pieces = down * across * plan.splits
     rounds = -(-total_pieces // num_sms())
+    mates = plan.mates
     blocks = min(plan.blocks or (-(-total_pieces // rounds) if plan.last is None else num_sms()), total_pieces)
+    blocks = -(-blocks // mates) * mates
+    assert mates == 1 or (across == 1 and down % mates == 0), f"{plan} has mates whose tokens or columns differ"
     # (tokens, pieces of a whole one, the first whole piece, pieces): whole ones, and then those that are left.
     whole = total_pieces if plan.last is None else total_pieces // blocks * blocks
     phases = [(tokens, 1, 0, whole)]
@@ -196,7 +200,7 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
     copies = pieces_of_weight * (1 if grouping is None else 2)  # of the weight, to a slot
 
     def body(x_ref, w_ref, scale_ref, o_ref, x_ring, w_ring, scale_ring, full, empty):
-        block, worker = lax.axis_index("block"), lax.axis_index("worker")
+        block, worker = gpu_mates.block_index(mates), lax.axis_index("worker")
         # Of each phase, those of this block.
         pieces = [lax.div(count - block + blocks - 1, blocks) for _, _, _, count in phases]
 
@@ -220,8 +224,8 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
 
         @pl.when(worker == workers)
         def _memory():
-            if workers == 2:
-                plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
+            if workers in REGISTERS:
+                plgpu.set_max_registers(REGISTERS[workers][0], action="decrease")
 
             def fetch(phase, index, t, slot, with_weight=True, with_x=True):
                 first, token, split = place(phase, index)
@@ -240,7 +244,7 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                 if with_x:
                     width, columns = phases[phase][0], pl.ds(step * plan.depth, plan.depth)
                     source = x_ref.at[pl.ds(token, width), columns]
-                    plgpu.copy_gmem_to_smem(source, x_ring.at[slot, pl.ds(0, width)], full.at[slot])
+                    gpu_mates.fetch(source, x_ring.at[slot, pl.ds(0, width)], full.at[slot], mates)
 
             # The weight is there already; `x` is there when the kernel in front has ended.
             pl.loop(0, prefetched)(lambda t: fetch(0, 0, t, t, with_x=False))
@@ -273,8 +277,8 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
 
         @pl.when(worker < workers)
         def _compute():
-            if workers == 2:
-                plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
+            if workers in REGISTERS:
+                plgpu.set_max_registers(REGISTERS[workers][1], action="increase")
 
             def load(slot, tile, chunk):
                 """A chunk's codes, and the scales that they need."""
@@ -301,7 +305,8 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                     # The registers of the product before are free, and at first all of the slot before.
                     plgpu.wgmma_wait(1)
                     if (chunk, i) == products[0]:
-                        pl.when(~is_first)(lambda: plgpu.barrier_arrive(empty.at[before]))
+                        # Not by a branch: that would keep products from running side by side.
+                        plgpu.barrier_arrive(empty.at[before], predicate=~is_first)
                 return after(slot)
 
             def piece(phase, index, slot):
@@ -340,8 +345,7 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
     kernel = plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((plan.splits, batch, row_tiles // stack * results * HOPPER_ROWS), dtype),
-        grid=(blocks,),
-        grid_names=("block",),
+        **gpu_mates.grid(blocks, mates),
         num_threads=workers + 1,
         thread_name="worker",
         scratch_types=[
@@ -349,7 +353,7 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
             plgpu.SMEM((slots, workers * stack, lines // cuts, LINE), jnp.int32),
             None if grouping is None else plgpu.SMEM((slots, workers * stack, words, HOPPER_ROWS), jnp.int32),
             plgpu.Barrier(num_arrivals=copies + 1, num_barriers=slots),
-            plgpu.Barrier(num_arrivals=workers, num_barriers=slots),
+            gpu_mates.freed(mates, workers=workers, slots=slots),
         ],
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )
