@@ -25,8 +25,8 @@ from benchmarks.h200_quant import DOWN, GATE_UP, OUT, QKV, new_x, per_product, p
 from hex_llm.kernels import gpu_mates
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.quant_matmul import gpu, gpu_decode, gpu_layout
-from hex_llm.kernels.quant_matmul.gpu import Plan
 from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, VECTOR, Grouping
+from hex_llm.kernels.quant_matmul.gpu_plan import Plan
 from hex_llm.kernels.quant_matmul.weight import HOPPER_ROWS, Coding
 
 GROUP = 128
@@ -50,7 +50,9 @@ def cases() -> Iterator[Case]:
         yield Case(GATE_UP, 64, Plan(workers=2, stack=2, mates=mates))
         yield Case(GATE_UP, 64, Plan(workers=4, stack=1, mates=mates))
         yield Case(GATE_UP, 64, Plan(workers=2, stack=2, mates=mates), activation="silu")
+        yield Case(GATE_UP, 64, Plan(workers=4, stack=1, mates=mates), activation="silu")
     yield Case(GATE_UP, 64, tall, activation="silu")
+    yield Case(GATE_UP, 64, wide, activation="silu")
     for tokens in (16, 128):
         for mates in (1, 2):
             yield Case(GATE_UP, tokens, Plan(workers=2, stack=2, mates=mates))
