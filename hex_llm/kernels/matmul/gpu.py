@@ -250,6 +250,7 @@ def _call(
 
     kernel = plgpu.kernel(
         body,
+        kernel_name=f"matmul_{weight.shape[0]}x{size}",
         out_type=jax.ShapeDtypeStruct((plan.splits, batch, out), dtype),
         **gpu_mates.grid(blocks, mates),
         num_threads=workers + 1,

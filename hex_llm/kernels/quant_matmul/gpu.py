@@ -278,11 +278,8 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                     write([gpu_gate.gated(activation, *totals)], split, token, rows)
                 else:
                     pl.when(worker >= half)(lambda: hand_over(totals[0]))
-
-                    @pl.when(worker < half)
-                    def _gate():
-                        write([gpu_gate.gated(activation, totals[0], take_over())], split, token, rows)
-
+                    gate = functools.partial(gpu_gate.gated, activation, totals[0])
+                    pl.when(worker < half)(lambda: write([gate(take_over())], split, token, rows))
                 return after(last)
 
             slot = jnp.int32(0)
@@ -291,6 +288,7 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
 
     kernel = plgpu.kernel(
         body,
+        kernel_name=f"matmul_{coding}_{weight.shape[0]}x{weight.shape[1]}",
         out_type=jax.ShapeDtypeStruct((plan.splits, batch, row_tiles // pieces_of_weight * HOPPER_ROWS), dtype),
         **gpu_mates.grid(blocks, mates),
         num_threads=workers + 1,
