@@ -79,6 +79,7 @@ def quantize(x: Array, how: EightBits) -> Rows:
 
     kernel = plgpu.kernel(
         body,
+        kernel_name="rows_to_8_bits",
         out_type=[
             jax.ShapeDtypeStruct((rows, width), how.dtype),
             jax.ShapeDtypeStruct((rows,), jnp.float32),
