@@ -35,7 +35,9 @@ SOME = [
     "awq", "gptq 4 zeros", "gptq 8 v2 sorted", "bitsandbytes int8", "bitsandbytes nf4 nested",
     "float-quantized static", "pack-quantized 4 sorted", "int-quantized zeros", "fbgemm_fp8", "int-quantized static",
 ]  # fmt: skip
-ANSWERING = ["awq", "bitsandbytes int8", "bitsandbytes nf4", "float-quantized static", "int-quantized"]
+ANSWERING = [
+    "awq", "bitsandbytes int8", "bitsandbytes nf4", "float-quantized static", "int-quantized", "int-quantized static",
+]  # fmt: skip
 EVERY = 5  # of the questions, in every run
 FOUR_BITS = ("awq", "gptq 4", "nf4", "fp4", "pack-quantized 4")
 

@@ -203,7 +203,7 @@ def input_scale(module: str) -> float:
 def int8_rows(weight: np.ndarray, module: str, zeros: bool, static: bool = False) -> Tensors:
     codes, scale, zero = rounded(weight, None, 8, zeros)
     found = {"weight": (codes - 128).astype(np.int8), "weight_scale": scale.astype(ml_dtypes.bfloat16)}
-    found |= {"input_scale": np.full(1, 2 * input_scale(module), np.float32)} if static else {}
+    found |= {"input_scale": np.full(1, input_scale(module), np.float32)} if static else {}
     return found | ({"weight_zero_point": (zero - 128).astype(np.int8)} if zeros else {})
 
 
