@@ -204,6 +204,22 @@ def test_the_product_is_the_reference_s_however_it_is_cut(tokens, out, size, pla
 
 @pytest.mark.usefixtures("simulator")
 @pytest.mark.parametrize(
+    ("tokens", "out", "size", "plan", "kind"),
+    [
+        (16, 256, 512, Plan(workers=2, stack=2, splits=4), ("int4", 128)),  # 8 columns of one of two sums for each
+        (24, 128, 256, Plan(workers=1, stack=2, splits=2), ("int8", None)),  # a sum for each block
+        (32, 256, 512, Plan(workers=2, stack=1, splits=2, slots=2), ("int4", 128)),
+    ],
+)
+def test_blocks_that_have_parts_of_a_sum_add_it_up(tokens, out, size, plan, kind):
+    x, weight, codes = inputs(kind, tokens, out, size)
+    result = gpu.parts(x, weight, plan=dataclasses.replace(plan, joined=True))
+    assert result.shape == (1, tokens, out)
+    assert_close(result[0], reference.matmul(x, codes))
+
+
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize(
     ("tokens", "out", "size", "plan"),
     [
         (150, 256, 256, Plan(workers=2, stack=1, tokens=80, depth=64, slots=3)),
