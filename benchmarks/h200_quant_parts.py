@@ -3,11 +3,14 @@
     python -m benchmarks.h200_quant_parts --seconds 150
 
 Each case is a JSON line. What lacks a part computes nonsense, at the speed of the rest: `decode` leaves the codes as
-they are, `tokens` fetches 8 tokens instead of all, `products` decodes and does not multiply.
+they are, `tokens` fetches 8 tokens instead of all, `products` decodes and does not multiply. `with_norm_us` has the
+kernel behind it, too, which adds up what the product left in parts.
 """
 
 import argparse
 import contextlib
+import dataclasses
+import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -24,10 +27,13 @@ from jaxlib.mlir.dialects import llvm, vector
 from benchmarks.h200_quant import DOWN, GATE_UP, OUT, QKV, new_x, per_product, plain_time, random_codes
 from hex_llm.kernels import gpu_mates
 from hex_llm.kernels.activation import Activation
-from hex_llm.kernels.quant_matmul import gpu, gpu_decode, gpu_layout
+from hex_llm.kernels.matmul import add_norm_gpu
+from hex_llm.kernels.matmul.reference import total
+from hex_llm.kernels.quant_matmul import gpu, gpu_decode, gpu_layout, reference
 from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, VECTOR, Grouping
 from hex_llm.kernels.quant_matmul.gpu_plan import Plan
-from hex_llm.kernels.quant_matmul.weight import HOPPER_ROWS, Coding
+from hex_llm.kernels.quant_matmul.weight import HOPPER_ROWS, Coding, Packed
+from hex_llm.kernels.rms import Rms
 
 GROUP = 128
 
@@ -57,11 +63,14 @@ def cases() -> Iterator[Case]:
         for mates in (1, 2):
             yield Case(GATE_UP, tokens, Plan(workers=2, stack=2, mates=mates))
     for shape, splits in ((DOWN, (2, 4, 7, 8)), (QKV, (1, 2, 4)), (OUT, (2, 4, 8))):
-        for count in splits:
-            for workers, stack in ((2, 2), (2, 1), (1, 1), (4, 1)):
-                pieces = shape[0] // (workers * stack * HOPPER_ROWS) * count
-                for mates in (1, 2) if 80 <= pieces <= 132 else ():
-                    yield Case(shape, 64, Plan(workers=workers, stack=stack, splits=count, mates=mates))
+        for count, (workers, stack) in itertools.product(splits, ((2, 2), (2, 1), (1, 1), (4, 1))):
+            if not 80 <= shape[0] // (workers * stack * HOPPER_ROWS) * count <= 132:
+                continue
+            plan = Plan(workers=workers, stack=stack, splits=count)
+            yield Case(shape, 64, plan)
+            yield Case(shape, 64, dataclasses.replace(plan, mates=2))
+            if count > 1 and stack * 64 % (8 * count) == 0:
+                yield Case(shape, 64, dataclasses.replace(plan, joined=True))
 
 
 def undecoded(words: Array, scales: tuple[Array, ...], coding: Coding, grouping: Grouping | None, chunk: int) -> Array:
@@ -134,7 +143,25 @@ def measure(case: Case) -> dict[str, Any]:
             new_x(case.shape, case.tokens),
             weights,
         )
-    return row | plan | {"us": round(1e6 * took, 1), "of_bf16": round(took / bf16, 3)}
+    if not case.without and case.activation is None:
+        row["error"] = round(error(case.plan, new_x(case.shape, case.tokens), weights[0]), 5)
+    row |= plan | {"us": round(1e6 * took, 1), "of_bf16": round(took / bf16, 3)}
+    if case.shape[0] == OUT[0]:
+        row["with_norm_us"] = round(1e6 * per_product(normed(case.plan), new_x(case.shape, case.tokens), weights), 1)
+    return row
+
+
+def error(plan: Plan, x: Array, weight: Packed) -> float:
+    """The distance from the reference, in shares of its length; to round the result alone is 0.0017."""
+    got = total(gpu.parts(x, weight, plan=plan))[: x.shape[0]].astype(jnp.float32)
+    want = jax.jit(reference.matmul)(x.astype(jnp.float32), gpu_layout.unpack(weight))
+    return float(jnp.linalg.norm(got - want) / jnp.linalg.norm(want))
+
+
+def normed(plan: Plan) -> Any:
+    """A product, and what a layer does with it next."""
+    old, scale = jnp.ones((64, OUT[0]), jnp.bfloat16), jnp.ones(OUT[0], jnp.bfloat16)
+    return lambda x, weight: add_norm_gpu.add_norm(old, gpu.parts(x, weight, plan=plan), scale, Rms(eps=1e-5))
 
 
 def main() -> None:

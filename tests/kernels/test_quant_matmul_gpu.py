@@ -204,6 +204,22 @@ def test_the_product_is_the_reference_s_however_it_is_cut(tokens, out, size, pla
 
 @pytest.mark.usefixtures("simulator")
 @pytest.mark.parametrize(
+    ("tokens", "out", "size", "plan", "kind"),
+    [
+        (16, 256, 512, Plan(workers=2, stack=2, splits=4), ("int4", 128)),  # 8 columns of one of two sums for each
+        (24, 128, 256, Plan(workers=1, stack=2, splits=2), ("int8", None)),  # a sum for each block
+        (32, 256, 512, Plan(workers=2, stack=1, splits=2, slots=2), ("int4", 128)),
+    ],
+)
+def test_blocks_that_have_parts_of_a_sum_add_it_up(tokens, out, size, plan, kind):
+    x, weight, codes = inputs(kind, tokens, out, size)
+    result = gpu.parts(x, weight, plan=dataclasses.replace(plan, joined=True))
+    assert result.shape == (1, tokens, out)
+    assert_close(result[0], reference.matmul(x, codes))
+
+
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize(
     ("tokens", "out", "size", "plan"),
     [
         (150, 256, 256, Plan(workers=2, stack=1, tokens=80, depth=64, slots=3)),
@@ -288,7 +304,7 @@ def test_a_plan_covers_its_shape_and_fits_a_block(name, kind):
         for plan in plans:
             assert out % plan.rows == 0
             assert size % (128 * plan.splits) == 0
-            assert (plan.tokens or tokens) <= gpu.MOST_TOKENS
+            assert (plan.tokens or tokens) <= gpu_plan.MOST_TOKENS
             # A slot has a barrier, and a block no more than so many of those.
             assert 3 <= gpu_plan.ring_slots(tokens, weight, plan) <= 32, plan
 

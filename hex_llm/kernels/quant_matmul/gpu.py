@@ -25,6 +25,7 @@ from hex_llm.kernels.chain import MAX_TOKENS, padded
 from hex_llm.kernels.hopper import num_sms
 from hex_llm.kernels.matmul.reference import total
 from hex_llm.kernels.quant_matmul import gpu_decode
+from hex_llm.kernels.quant_matmul.gpu_join import Join, swizzled
 from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, CHUNKS, LINE, chunk_lines, grouping_of
 from hex_llm.kernels.quant_matmul.gpu_plan import Plan, plan_for, plan_for_many, ring_slots
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, HOPPER_ROWS, Packed
@@ -57,7 +58,7 @@ def parts(
     if plan is None:
         # Of the weight's own sizes: where it has an order, `x` may have more columns.
         plan = plan_for(tokens, *weight.shape, gated=activation is not None)
-    dtype = jnp.dtype(jnp.float32 if plan.splits > 1 else dtype or x.dtype)
+    dtype = jnp.dtype(jnp.float32 if plan.splits > 1 and not plan.joined else dtype or x.dtype)
     return _call(_rows(x, weight, padded(tokens)), weight, dtype, plan, activation)
 
 
@@ -107,22 +108,30 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
     words = 0 if grouping is None else max(1, grouping.words // cuts)  # in a slot
     total_pieces = down * across * plan.splits
     rounds = -(-total_pieces // num_sms())
-    mates = plan.mates
+    join = Join(plan.splits, workers, stack, tokens) if plan.joined else None
+    mates = plan.splits if plan.joined else plan.mates
     blocks = min(plan.blocks or (-(-total_pieces // rounds) if plan.last is None else num_sms()), total_pieces)
     blocks = -(-blocks // mates) * mates
-    assert mates == 1 or (across == 1 and down % mates == 0), f"{plan} has mates whose tokens or columns differ"
+    if join is not None:
+        fits = blocks == total_pieces and across == plan.mates == 1
+        assert fits, f"{plan} has more pieces than blocks, cuts tokens, or has mates, too"
+    else:
+        assert mates == 1 or (across == 1 and down % mates == 0), f"{plan} has mates whose tokens or columns differ"
+    beside = half * HOPPER_ROWS * tokens * 4 if join is None else join.num_bytes
     # (tokens, pieces of a whole one, the first whole piece, pieces): whole ones, and then those that are left.
     whole = total_pieces if plan.last is None else total_pieces // blocks * blocks
     phases = [(tokens, 1, 0, whole)]
     if plan.last is not None:
         shares = tokens // plan.last
         phases.append((plan.last, shares, whole, (total_pieces - whole) * shares))
-    slots = min(ring_slots(batch, weight, plan, handed=half), steps * -(-total_pieces // blocks))
+    slots = min(ring_slots(batch, weight, plan, beside=beside), steps * -(-total_pieces // blocks))
     prefetched = min(slots, steps, PREFETCHED)
     band = min(plan.band, across)
     copies = pieces_of_weight * (1 if grouping is None else 2)  # of the weight, to a slot
 
-    def body(x_ref, w_ref, scale_ref, o_ref, x_ring, w_ring, scale_ring, full, empty, handed, given, taken):
+    def body(
+        x_ref, w_ref, scale_ref, o_ref, x_ring, w_ring, scale_ring, full, empty, handed, given, taken, inbox, arrived
+    ):  # fmt: skip
         block, worker = gpu_mates.block_index(mates), lax.axis_index("worker")
         # Of each phase, those of this block.
         pieces = [lax.div(count - block + blocks - 1, blocks) for _, _, _, count in phases]
@@ -136,7 +145,9 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
             width, shares, start, _ = phases[phase]
             number = block + index * blocks
             piece = start + lax.div(number, shares)
-            if across == 1:
+            if join is not None:
+                first, token, split = lax.div(piece, plan.splits) * tall, 0, lax.rem(piece, plan.splits)
+            elif across == 1:
                 first, token, split = lax.rem(piece, down) * tall, 0, lax.div(piece, down)
             else:
                 which = lax.div(piece, band * down)
@@ -167,7 +178,7 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                 if with_x:
                     width, columns = phases[phase][0], pl.ds(step * plan.depth, plan.depth)
                     source = x_ref.at[pl.ds(token, width), columns]
-                    gpu_mates.fetch(source, x_ring.at[slot, pl.ds(0, width)], full.at[slot], mates)
+                    gpu_mates.fetch(source, x_ring.at[slot, pl.ds(0, width)], full.at[slot], plan.mates)
 
             # The weight is there already; `x` is there when the kernel in front has ended.
             pl.loop(0, prefetched)(lambda t: fetch(0, 0, t, t, with_x=False))
@@ -244,6 +255,12 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                 plgpu.barrier_arrive(taken.at[worker])
                 return up
 
+            def write_joined(join, sums, first, split):
+                join.send(sums, inbox, arrived, worker, split)
+                for which, column, result in join.added(inbox, arrived, worker, split):
+                    rows = pl.ds((first + which * apart + worker) * HOPPER_ROWS, HOPPER_ROWS)
+                    write([result], 0, column, [rows])
+
             def write(results, split, token, rows):
                 for i, result in enumerate(results):
                     # Turned round, each thread has two neighbours of one token, and a warp writes whole sectors.
@@ -272,7 +289,9 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                 rows = [pl.ds((first + i * apart + tile) * HOPPER_ROWS, HOPPER_ROWS) for i in range(stack)]
                 if grouping is None:
                     totals = [_scaled(each, scale_ref.at[rows[i]]) for i, each in enumerate(totals)]
-                if activation is None:
+                if join is not None:
+                    write_joined(join, totals, first, split)
+                elif activation is None:
                     write(totals, split, token, rows)
                 elif not half:
                     write([gpu_gate.gated(activation, *totals)], split, token, rows)
@@ -286,10 +305,11 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
             for phase, count in enumerate(pieces):
                 slot = lax.fori_loop(0, count, functools.partial(piece, phase), slot)
 
+    parts = 1 if plan.joined else plan.splits
     kernel = plgpu.kernel(
         body,
         kernel_name=f"matmul_{coding}_{weight.shape[0]}x{weight.shape[1]}",
-        out_type=jax.ShapeDtypeStruct((plan.splits, batch, row_tiles // pieces_of_weight * HOPPER_ROWS), dtype),
+        out_type=jax.ShapeDtypeStruct((parts, batch, row_tiles // pieces_of_weight * HOPPER_ROWS), dtype),
         **gpu_mates.grid(blocks, mates),
         num_threads=workers + 1,
         thread_name="worker",
@@ -298,27 +318,22 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
             plgpu.SMEM((slots, workers * stack, lines // cuts, LINE), jnp.int32),
             None if grouping is None else plgpu.SMEM((slots, workers * stack, words, HOPPER_ROWS), jnp.int32),
             plgpu.Barrier(num_arrivals=copies + 1, num_barriers=slots),
-            gpu_mates.freed(mates, workers=workers, slots=slots),
+            gpu_mates.freed(plan.mates, workers=workers, slots=slots),
             *(
                 (
-                    plgpu.SMEM((half, HOPPER_ROWS, tokens), jnp.float32, transforms=_swizzled(tokens)),
+                    plgpu.SMEM((half, HOPPER_ROWS, tokens), jnp.float32, transforms=swizzled(tokens)),
                     plgpu.Barrier(num_barriers=half),
                     plgpu.Barrier(num_barriers=half),
                 )
                 if half
                 else (None, None, None)
             ),
+            *((None, None) if join is None else join.scratch()),
         ],
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )
     scale = weight.scale.reshape(-1) if grouping is None else weight.scale
     return kernel(x, weight.data, scale)
-
-
-def _swizzled(tokens):
-    """Of float32 numbers [64, tokens]: in lines of 128 bytes, or as long as go into a row."""
-    line = next(size for size in (32, 16, 8) if tokens % size == 0)
-    return plgpu.TilingTransform((8, line)), plgpu.SwizzleTransform(4 * line)  # pyright: ignore[reportAbstractUsage]
 
 
 def _scaled(sums, scale_ref):

@@ -21,6 +21,7 @@ class Plan:
     last: int | None = None  # of each of those that are left when all blocks have had as many; a share of `tokens`
     depth: int = HOPPER_COLUMNS  # columns of the weight in one slot of the ring: of a tile, or of half a tile
     splits: int = 1  # pieces of `in`, each a piece of work of its own
+    joined: bool = False  # the pieces of `in` are those of a cluster's blocks, which add up what they have
     mates: int = 1  # blocks of a cluster: each fetches a share of `x` for all of them; not where tokens are cut
     band: int = 8  # pieces of tokens that run side by side
     slots: int | None = None  # of the ring; as many as fit if not given
@@ -78,11 +79,11 @@ def plan_for_many(tokens: int, out: int) -> Plan:
     return min((candidate(pieces) for pieces in counts), key=lambda each: each[0])[1]
 
 
-def ring_slots(tokens: int, weight: Packed, plan: Plan, *, handed: int = 0) -> int:
-    """Slots of the ring of a block: as many as fit beside the sums that are handed over, if the plan does not say."""
+def ring_slots(tokens: int, weight: Packed, plan: Plan, *, beside: int = 0) -> int:
+    """Slots of the ring of a block: as many as fit beside so many bytes, if the plan does not say."""
     grouping = grouping_of(weight)
     words = 0 if grouping is None else grouping.words
     row = plan.depth * bits(weight.coding) // 8 + 4 * words
     width = plan.tokens or padded(tokens)
     slot = plan.rows * row + width * plan.depth * 2
-    return plan.slots or min((SHARED_BYTES - handed * HOPPER_ROWS * width * 4) // slot, MOST_BARRIERS)
+    return plan.slots or min((SHARED_BYTES - beside) // slot, MOST_BARRIERS)
