@@ -57,10 +57,11 @@ from hex_llm.source import model_source, tokenizer_folder
 
 logger = logging.getLogger(__name__)
 
-# Told what is being done and the share of it that is, from any thread. The phases of a start, in order: PLANNING,
-# WEIGHTS, KV_CACHE, COMPILING. A step that has to be compiled later is COMPILING again, from 0 to 1.
+# Told what is being done and the share of it that is, from any thread. The phases of a start, in order: DOWNLOADING,
+# PLANNING, WEIGHTS, KV_CACHE, COMPILING. A step that has to be compiled later is COMPILING again, from 0 to 1.
 type Report = Callable[[str, float], None]
 
+DOWNLOADING = "downloading the model"
 PLANNING = "planning memory"
 WEIGHTS = "loading weights"
 KV_CACHE = "allocating the KV cache"
@@ -94,9 +95,14 @@ class Model:
         return abstract(family(self.arch).weights, self.arch, mesh, self.dtype, self.quantization)
 
 
-def find_model(config: Config) -> Model:
+def _tell_nobody(phase: str, share: float) -> None:
+    pass
+
+
+def find_model(config: Config, report: Report = _tell_nobody) -> Model:
+    """Its files are on this machine then."""
     prepare_environment()
-    source = model_source(config)
+    source = model_source(config, partial(report, DOWNLOADING))
     if isinstance(source, Entry):
         logger.info(
             "%s has no files here: its numbers are the catalog's, its weights random, its tokenizer that of %s%s.",
@@ -111,7 +117,13 @@ def find_model(config: Config) -> Model:
     quantization = _quantization(config, found)
     arch = _with_windows(found.arch, config.sliding_window, max_model_len)
     arch = in_units(arch, quantization, config.tensor_parallel_size)
-    return Model(source.name, folder, arch, _dtype(config, found), max_model_len, quantization)
+    return Model(_name(config, source), folder, arch, _dtype(config, found), max_model_len, quantization)
+
+
+def _name(config: Config, source: Path | Entry) -> str:
+    """That of its folder, unless it was downloaded to one: that one's says nothing."""
+    is_downloaded = config.model is not None and isinstance(source, Path) and not Path(config.model).exists()
+    return str(config.model) if is_downloaded else source.name
 
 
 def _with_windows(arch: Arch, wanted: int | None, max_model_len: int) -> Arch:
@@ -122,10 +134,6 @@ def _with_windows(arch: Arch, wanted: int | None, max_model_len: int) -> Arch:
         return None if own is None or own.size >= max_model_len else own
 
     return dataclasses.replace(arch, kinds=tuple(dataclasses.replace(kind, window=window(kind)) for kind in arch.kinds))
-
-
-def _tell_nobody(phase: str, share: float) -> None:
-    pass
 
 
 def build_engine(

@@ -15,10 +15,9 @@ import ml_dtypes
 import numpy as np
 
 from hex_llm.errors import CheckpointError
-from hex_llm.model_files import decode_json, impostor, read_json
+from hex_llm.model_files import WEIGHTS_INDEX, decode_json, impostor, read_weight_map, weight_files
 from hex_llm.quantization.method import Tensor
 
-_INDEX = "model.safetensors.index.json"
 _LONGEST_HEADER = 100_000_000
 _LENGTH_BYTES = 8
 _DTYPES: dict[str, np.dtype] = {
@@ -76,42 +75,23 @@ class Checkpoint(Mapping[str, Tensor]):
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Reads and verifies the header of every file, so that what follows can trust names, shapes and sizes."""
-    weight_map = _read_index(folder / _INDEX) if (folder / _INDEX).exists() else None
-    paths = _listed(folder) if weight_map is None else [folder / name for name in sorted({*weight_map.values()})]
+    index = folder / WEIGHTS_INDEX
+    weight_map = read_weight_map(index) if index.exists() else {}
+    files = {*weight_map.values()} or weight_files([path.name for path in folder.iterdir()], str(folder))
+    for file in sorted(files):
+        if not (folder / file).exists():
+            raise CheckpointError(f"{folder / file} is missing, and {index.name} names it.")
     tensors: dict[str, LazyTensor] = {}
-    for path in paths:
+    for file in sorted(files):
+        path = folder / file
         for tensor in read_header(path):
             if twin := tensors.get(tensor.name):
                 raise CheckpointError(f"Tensor {tensor.name} is in both {twin.path} and {path}.")
             tensors[tensor.name] = tensor
-    for name, file in (weight_map or {}).items():
+    for name, file in weight_map.items():
         if name not in tensors or tensors[name].path.name != file:
-            raise CheckpointError(f"{folder / _INDEX} says that {file} holds {name}, but it does not.")
+            raise CheckpointError(f"{index} says that {file} holds {name}, but it does not.")
     return Checkpoint(folder, tensors)
-
-
-def _read_index(path: Path) -> dict[str, str]:
-    weight_map = read_json(path).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{path}: weight_map is missing or not an object of file names.")
-    for file in weight_map.values():
-        if not isinstance(file, str) or not file or Path(file).name != file or file == "..":
-            raise CheckpointError(f"{path}: weight_map names {str(file)[:60]!r}, which is not a file of this folder.")
-        if not (path.parent / file).exists():
-            raise CheckpointError(f"{path.parent / file} is missing, and {path.name} names it.")
-    return weight_map
-
-
-def _listed(folder: Path) -> list[Path]:
-    """The files of a folder without an index. Some hold the model twice: `consolidated*` is the other copy."""
-    found = sorted(folder.glob("*.safetensors"))
-    if own := [path for path in found if path.name.startswith("model")]:
-        return own
-    if found:
-        return found
-    others = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(kind))
-    hint = f"; it has {others[0]}, a format that is not read" if others else ""
-    raise CheckpointError(f"{folder} holds no *.safetensors file{hint}.")
 
 
 def read_header(path: Path) -> list[LazyTensor]:
