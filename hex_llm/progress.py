@@ -7,9 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
 logger = logging.getLogger(__name__)
 
 _REPORT_S = 0.2  # between two reports: bytes come in small pieces
@@ -28,6 +25,10 @@ def progress(doing: str, done: str, total: int, report: Report) -> Iterator[Adva
     """Shows bytes, their rate and the time left. `doing` is said on the way ("Loading weights"), `done` at the end
     ("Loaded %s of weights").
     """
+    # Not before: many import this module who never show anything.
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
     columns = (TextColumn(doing), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
     lock, start, count = threading.Lock(), time.monotonic(), 0

@@ -6,7 +6,7 @@ it hurts, and so that a device's share of a tensor is mapped from the disk witho
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,45 +72,65 @@ class Checkpoint(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._tensors)
 
+    def under(self, tensors: Mapping[str, Tensor]) -> "Checkpoint":
+        """Some of the tensors, under other names."""
+        return Checkpoint(self.folder, tensors)
+
+    def in_turn(self, needs: Sequence[Collection[str]]) -> Iterator[Sequence[int]]:
+        """Which of those that need tensors have them, in portions: the files of one may be gone when the next comes."""
+        yield range(len(needs))
+
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Reads and verifies the header of every file, so that what follows can trust names, shapes and sizes."""
     index = folder / WEIGHTS_INDEX
-    weight_map = read_weight_map(index) if index.exists() else {}
-    files = {*weight_map.values()} or weight_files([path.name for path in folder.iterdir()], str(folder))
+    if index.exists():
+        files = {*read_weight_map(index).values()}
+    else:
+        files = weight_files([path.name for path in folder.iterdir()], str(folder))
     for file in sorted(files):
         if not (folder / file).exists():
             raise CheckpointError(f"{folder / file} is missing, and {index.name} names it.")
+    return Checkpoint(folder, gather(folder, sorted(files), lambda file: read_header(folder / file)))
+
+
+def gather(folder: Path, files: Sequence[str], read: Callable[[str], Sequence[LazyTensor]]) -> dict[str, LazyTensor]:
+    """The tensors of all files, which must be where the index says, if the folder has one."""
     tensors: dict[str, LazyTensor] = {}
-    for file in sorted(files):
-        path = folder / file
-        for tensor in read_header(path):
+    for file in files:
+        for tensor in read(file):
             if twin := tensors.get(tensor.name):
-                raise CheckpointError(f"Tensor {tensor.name} is in both {twin.path} and {path}.")
+                raise CheckpointError(f"Tensor {tensor.name} is in both {twin.path} and {tensor.path}.")
             tensors[tensor.name] = tensor
-    for name, file in weight_map.items():
+    index = folder / WEIGHTS_INDEX
+    for name, file in (read_weight_map(index) if index.exists() else {}).items():
         if name not in tensors or tensors[name].path.name != file:
             raise CheckpointError(f"{index} says that {file} holds {name}, but it does not.")
-    return Checkpoint(folder, tensors)
+    return tensors
 
 
 def read_header(path: Path) -> list[LazyTensor]:
     """The tensors of one file, in their order in it, which must fill it to the last byte."""
     try:
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            start = file.read(100)
-            if what := impostor(start):
-                raise CheckpointError(f"{path} is {what}.")
-            length = int.from_bytes(start[:_LENGTH_BYTES], "little")
-            if size < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, _LONGEST_HEADER):
-                raise CheckpointError(
-                    f"{path} is cut short or is no safetensors file: its {size} bytes do not hold its header."
-                )
-            file.seek(_LENGTH_BYTES)
-            header = file.read(length)
+            number = file.fileno()
+            size = os.fstat(number).st_size
+            return parse_header(path, size, lambda first, end: os.pread(number, end - first, first))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def parse_header(path: Path, size: int, read: Callable[[int, int], bytes]) -> list[LazyTensor]:
+    """The same of a file wherever it is; `read` gets bytes of it, from the first to before the second number."""
+    start = read(0, min(size, 100)) if size else b""
+    if what := impostor(start):
+        raise CheckpointError(f"{path} is {what}.")
+    length = int.from_bytes(start[:_LENGTH_BYTES], "little")
+    if size < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, _LONGEST_HEADER):
+        raise CheckpointError(
+            f"{path} is cut short or is no safetensors file: its {size} bytes do not hold its header."
+        )
+    header = read(_LENGTH_BYTES, _LENGTH_BYTES + length) if length else b""
     entries = decode_json(header, f"The header of {path}", object_pairs_hook=lambda pairs: _unique(pairs, path))
     entries.pop("__metadata__", None)
     data = _LENGTH_BYTES + length

@@ -58,9 +58,14 @@ def load[T](
         return _load_plain(spec, split, checkpoint, mesh, np.dtype(dtype), check, advance)
 
     shown = progress("Loading weights", "Loaded %s of weights", total, report)
+    made: dict[int, Array | Packed] = {}
     with shown as advance, ThreadPoolExecutor(_READERS) as readers:
-        weights = readers.map(make, wanted)
-        return build(model, arch, lambda _: next(weights))
+        for numbers in checkpoint.in_turn([stored(spec, arch, quantization).keys() for spec in wanted]):
+            weights = readers.map(make, [wanted[number] for number in numbers])
+            # On the devices, for their files may be gone after this.
+            made |= jax.block_until_ready(dict(zip(numbers, weights, strict=True)))
+    in_order = iter(range(len(wanted)))
+    return build(model, arch, lambda _: made[next(in_order)])
 
 
 def _load_plain(
