@@ -599,6 +599,12 @@ _FOOTER = """\
 | `AIP_HEALTH_ROUTE` | a path | none | Set by Vertex AI: another path for /ping. |
 | `AIP_PREDICT_ROUTE` | a path | none | Set by Vertex AI: another path for /generate. |
 | `AIP_STORAGE_URI` | where a model is | none | Set by Vertex AI: the model, where --model is not given. |
+| `HF_TOKEN` | a token | who is logged in | Who asks the Hugging Face Hub. |
+| `HF_HOME` | a folder | ~/.cache/huggingface | Where models of the hub are kept, in hub. |
+| `HF_ENDPOINT` | an address | the hub's own | Another server with the hub's interface. |
+| `HF_HUB_OFFLINE` | 1 or 0 | 0 | The hub is not asked: what was downloaded has to do. |
+| `GOOGLE_APPLICATION_CREDENTIALS` | a file | what Google's tools find | Who asks Cloud Storage. |
+| `STORAGE_EMULATOR_HOST` | an address | none | A server in place of Cloud Storage, asked without credentials. |
 
 ## Flags of old
 
