@@ -82,7 +82,7 @@ def _fetch(source: "Source", wanted: "Wanted", config: Config, report: Report) -
     try:
         return fetch(source, wanted, timeout_s=config.download_timeout_s, report=report)
     except DownloadError as error:
-        if error.status is None:
+        if error.status is None or str(source).startswith("gs://"):
             raise
         raise DownloadError(f"{error} Nor is there a folder {source} on this machine.", status=error.status) from None
 
