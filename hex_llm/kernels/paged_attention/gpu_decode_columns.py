@@ -61,11 +61,9 @@ def attend_columns(refs: Refs, sizes: Sizes, softmax: Softmax, worker: Array) ->
             values = values * _spread(decay, values.shape)
             refs.weights_smem.at[worker].transpose(TURN)[...] = weights.astype(sizes.dtype)
             if tile_values is None:
-                tile_values = refs.kv_smem.at[slot, 1]
-                pl.when(partly_seen)(functools.partial(clear_unseen, tile_values, first, end))
-                tile_values = tile_values.transpose(TURN)
+                pl.when(partly_seen)(functools.partial(clear_unseen, refs.kv_smem.at[slot, 1], first, end))
             plgpu.commit_smem()
-            values = _add_product(values, tile_values, refs.weights_smem, worker)
+            values = _add_product(values, tile_values, refs, slot, worker)
             if not sizes.in_registers:
                 plgpu.barrier_arrive(refs.empty.at[slot])
             return values, new_largest, weight, turn + 1
@@ -115,11 +113,13 @@ def _narrow_product(refs: Refs, slot: Array, q_slot: Array, sizes: Sizes) -> tup
     return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((sizes.tile, sizes.q_rows), jnp.float32))
 
 
-def _add_product(sums: Array, values: Any, weights_ref: Any, worker: Array) -> Array:
-    """`sums` [H, Q] plus the values [H, tile] of a tile, in shared memory or registers, times a worker's weights."""
+def _add_product(sums: Array, values: Array | None, refs: Refs, slot: Array, worker: Array) -> Array:
+    """`sums` [H, Q] plus values [H, tile], of registers or else those of the tile in a slot, times a worker's weights."""
 
     def multiply(sums_ref: Any) -> None:
-        plgpu.wgmma(sums_ref, values, weights_ref.at[worker].transpose(TURN))
+        # Taken from its buffer in here: Pallas does not lower a part that is taken outside.
+        left = refs.kv_smem.at[slot, 1].transpose(TURN) if values is None else values
+        plgpu.wgmma(sums_ref, left, refs.weights_smem.at[worker].transpose(TURN))
 
     total: Any = pl.run_state(multiply)(plgpu.WGMMAAccumulatorRef.init(sums))
     return total
