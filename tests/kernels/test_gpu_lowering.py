@@ -11,11 +11,12 @@ from hex_llm.kernels.paged_attention.gpu_decode import decode, plan_decode, tuni
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import HEAD_DIMS
 from hex_llm.kernels.paged_attention.gpu_prefill import prefill
 from hex_llm.kernels.paged_attention.gpu_prefill_plan import plan_prefill
+from hex_llm.kernels.paged_attention.pages import rounded
 
 HOPPER = AbstractMesh(
     (1,), ("x",), abstract_device=AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="cuda")
 )
-BF16, FP8 = jnp.bfloat16, jnp.float8_e4m3fn
+BF16, FP8, INT8 = jnp.bfloat16, jnp.float8_e4m3fn, jnp.int8
 SEQS, HEADS, KV_HEADS = 4, 8, 2
 
 
@@ -29,11 +30,11 @@ def array(*shape: int, dtype: Any = jnp.int32) -> Any:
 
 
 def pages_of(head_dim: int, dtype: Any, page_size: int) -> Any:
-    return array(9, 2, KV_HEADS, page_size, head_dim, dtype=dtype)
+    return jax.eval_shape(lambda: rounded(jnp.zeros((9, 2, KV_HEADS, page_size, head_dim)), dtype))
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-@pytest.mark.parametrize(("dtype", "page_size"), [(BF16, 32), (FP8, 8)])
+@pytest.mark.parametrize(("dtype", "page_size"), [(BF16, 32), (FP8, 8), (INT8, 8)])
 def test_decode_is_lowered(head_dim, dtype, page_size):
     tuning = tuning_for(head_dim, dtype)
 
@@ -45,7 +46,10 @@ def test_decode_is_lowered(head_dim, dtype, page_size):
     assert text.count("mosaic_gpu") >= 2  # the chunks, and their merging
 
 
-@pytest.mark.parametrize(("head_dim", "dtype"), [(64, BF16), (96, FP8), (128, FP8), (256, BF16)])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"),
+    [(64, BF16), (64, INT8), (96, FP8), (96, INT8), (128, FP8), (128, INT8), (256, BF16), (256, INT8)],
+)
 def test_prefill_is_lowered(head_dim, dtype):
     tokens = 512
 
