@@ -12,6 +12,7 @@ from hex_llm.kernels.paged_attention.gpu_decode_sizes import HEAD_DIMS
 from hex_llm.kernels.paged_attention.gpu_prefill import prefill
 from hex_llm.kernels.paged_attention.gpu_prefill_plan import plan_prefill
 from hex_llm.kernels.paged_attention.pages import rounded
+from hex_llm.kernels.rope_write.gpu import rope_write
 
 HOPPER = AbstractMesh(
     (1,), ("x",), abstract_device=AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="cuda")
@@ -59,3 +60,14 @@ def test_prefill_is_lowered(head_dim, dtype):
 
     arguments = array(tokens, HEADS, head_dim, dtype=BF16), pages_of(head_dim, dtype, 16), array(SEQS, 64)
     assert "mosaic_gpu" in lowered(attend, *arguments, array(SEQS + 1), array(SEQS))
+
+
+@pytest.mark.parametrize(("head_dim", "kv_heads"), [(64, 2), (96, 1), (128, 2)])
+def test_writing_whole_numbers_and_their_scales_is_lowered(head_dim, kv_heads):
+    pages = jax.eval_shape(lambda: rounded(jnp.zeros((9, 2, kv_heads, 8, head_dim)), INT8))
+
+    def write(parts, pages, write_page, write_offset):
+        return rope_write(parts, None, pages, write_page, write_offset, jnp.dtype(BF16))
+
+    parts = array(1, SEQS, (HEADS + 2 * kv_heads) * head_dim, dtype=BF16)
+    assert "mosaic_gpu" in lowered(write, parts, pages, array(SEQS), array(SEQS))
