@@ -10,8 +10,8 @@ unordered: what one writes and another touches is a race, too.
 
 What a warpgroup reads of global memory before it has waited for the kernel in front is kept, for tests to look at.
 
-What is not seen: a left operand in registers that changes while a product still reads it; and whether the warps of one
-warpgroup keep in step.
+What is not seen: a left operand in registers that changes while a product still reads it; whether the warps of one
+warpgroup keep in step; and what the blocks of a cluster write to each other's memory: here each copies all for itself.
 """
 
 import collections

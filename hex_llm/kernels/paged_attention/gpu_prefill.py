@@ -117,6 +117,7 @@ def _attend(
     numbers, scales = in_parts(pages, z.part)
     out, *weights = plgpu.kernel(
         body,
+        kernel_name="attention_prefill",
         out_type=out_type,
         grid=(blocks,),
         grid_names=("block",),
