@@ -137,6 +137,15 @@ def test_products_are_what_the_reference_says(coding, group, options, number, dt
         assert_close(got, reference.matmul(x, weight, dtype=result), dtype)
 
 
+@pytest.mark.parametrize("coding", ["int8", "int4"])
+def test_a_weight_of_one_block_takes_columns_in_its_order(coding):
+    """Without blocks, XLA would multiply columns where they were gathered, and has no code for that in bfloat16."""
+    weight = codes(coding, 64, 128, group=64, zero=True, order=True)
+    x = rows(16, 128, jnp.bfloat16)
+    got = jax.jit(partial(xla.matmul, dtype=jnp.dtype(jnp.bfloat16)))(x, layouts.pack(weight))
+    assert_close(got, reference.matmul(x, weight), jnp.bfloat16)
+
+
 @pytest.mark.parametrize("coding", ["int8", "int4", "mxfp4", "fp8", "w8a8"])
 def test_a_row_with_one_scale_is_multiplied_exactly(coding):
     """Its codes are exact in bfloat16, so that only the sum is rounded."""

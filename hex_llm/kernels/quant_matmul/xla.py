@@ -25,7 +25,8 @@ def matmul(x: Array, weight: Packed, *, dtype: jnp.dtype, expert: Array | None =
     An expert's weight is not taken out first: the copy would be as long as its codes.
     """
     if weight.order is not None:
-        x = x[:, weight.order]
+        # Kept apart: a product that reads columns where they were gathered is one that XLA has no code for on CPUs.
+        x = lax.optimization_barrier(x[:, weight.order])
     token_scale = None
     if weight.coding in TYPES:
         values, token_scale = quantize_rows(x, taken_by(weight))
