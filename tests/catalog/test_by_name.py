@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 import hex_llm.source
 from hex_llm import LLM, SamplingParams
 from hex_llm.catalog.entry import Entry
 from hex_llm.catalog.llama import LLAMA
 from hex_llm.cli import main
-from hex_llm.errors import ConfigError
+from hex_llm.errors import DownloadError
 from hex_llm.text.tokenizer import Tokenizer
 from tests.runner.engines import SMALL
 from tests.server.servers import running_server
@@ -82,8 +83,9 @@ def test_a_tokenizer_that_is_given_is_taken_with_its_end_tokens(tiny, settings, 
     assert 7 not in Tokenizer.load(hex_llm.source.EMBEDDED_MODEL).eos_ids
 
 
-def test_without_dummy_weights_it_is_refused(tiny):
-    with pytest.raises(ConfigError, match="With --load_format=dummy it can be run by this name"):
+def test_without_dummy_weights_it_is_one_of_the_hub(tiny, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DownloadError, match=f"{NAME} was never downloaded"):
         LLM(NAME, **SMALL)
 
 
