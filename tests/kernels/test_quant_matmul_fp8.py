@@ -19,6 +19,7 @@ from hex_llm.kernels.rms import Rms
 from hex_llm.layers.linear import linear, linear_parts
 from hex_llm.layers.mlp import gated_hidden
 from hex_llm.layers.norm import Stream, add_rms_norm
+from tests.kernels.numbers import normal
 from tests.kernels.simulator import simulation
 
 FP8 = jnp.float8_e4m3fn
@@ -41,11 +42,11 @@ def simulator():
 def tokens_of(tokens: int, size: int) -> jax.Array:
     """Of which each has numbers of a size of its own, so that a scale in the wrong place shows."""
     sizes = jnp.exp2(jnp.arange(tokens) % 7 - 3).astype(jnp.bfloat16)
-    return jax.random.normal(jax.random.key(tokens + size), (tokens, size), jnp.bfloat16) * sizes[:, None]
+    return normal(tokens + size, tokens, size) * sizes[:, None]
 
 
 def weight_of(out: int, size: int, input_scale: float | None = None) -> Codes:
-    codes = 100 * jax.random.normal(jax.random.key(out), (out, size), jnp.float32)
+    codes = 100 * normal(out, out, size, dtype=jnp.float32)
     return Codes(
         codes=jnp.clip(codes, -448, 448).astype(FP8),
         scale=jnp.exp2(-10 - jnp.arange(out) % 5).astype(jnp.float32)[:, None],
@@ -145,7 +146,7 @@ def test_tiny_rows_and_zeros_have_scales_that_can_be_divided_by():
 @pytest.mark.usefixtures("simulator")
 @pytest.mark.parametrize(("width", "input_scale"), [(1024, None), (1152, None), (512, 0.02)])
 def test_a_norm_in_8_bits_is_the_reference_s(width, input_scale):
-    x, pieces = tokens_of(3, width), jax.random.normal(jax.random.key(9), (2, 3, width), jnp.float32)
+    x, pieces = tokens_of(3, width), normal(9, 2, 3, width, dtype=jnp.float32)
     weight = jnp.linspace(0.5, 2, width, dtype=jnp.bfloat16)
     given = None if input_scale is None else jnp.float32(input_scale)
     y, rows = add_norm_gpu.add_norm(x, pieces, weight, Rms(1e-5), fp8=Fp8(given))
@@ -212,7 +213,7 @@ def on_gpu(monkeypatch):
 def test_a_norm_for_an_fp8_weight_comes_in_8_bits_and_is_multiplied_so():
     x, codes = tokens_of(3, 256), weight_of(256, 256)
     weight, scale = packed(codes), jnp.linspace(0.5, 2, 256, dtype=jnp.bfloat16)
-    stream = Stream(x, jax.random.normal(jax.random.key(9), (2, 8, 256), jnp.float32))
+    stream = Stream(x, normal(9, 2, 8, 256, dtype=jnp.float32))
     y, rows = add_rms_norm(stream, scale, Rms(1e-5), behind=weight)
     _, normed = add_rms_norm(stream, scale, Rms(1e-5))
     assert isinstance(rows, Rows)

@@ -28,7 +28,7 @@ class ManyDevices:
             "NPROC": "40",
             "PJRT_NPROC": "40",
             # What is tested is what the programs mean, not how well they are compiled, which takes much longer.
-            "XLA_FLAGS": "--xla_backend_optimization_level=0",
+            "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_backend_optimization_level=0",
             "PYTHONPATH": str(ROOT),
         }
         self._errors = (folder / "stderr.txt").open("w")
