@@ -77,17 +77,18 @@ def product(x: jax.Array | Rows, codes: Codes, plan: Plan, count: int) -> jax.Ar
 
 @pytest.mark.usefixtures("simulator")
 @pytest.mark.parametrize(
-    ("tokens", "out", "size", "plan"),
+    ("tokens", "out", "size", "plan", "input_scale"),
     [
-        (8, 128, 256, Plan(rows=64, depth=128, slots=2)),
-        (1, 384, 256, Plan(rows=64, depth=128, slots=3)),  # six tiles on four blocks
-        (24, 256, 512, Plan(rows=128, depth=256, slots=2)),
-        (16, 128, 1024, Plan(rows=64, depth=128, splits=2, slots=2)),
-        (40, 256, 512, Plan(rows=128, depth=128, splits=4, slots=2)),  # four parts to be added
-        (128, 256, 256, Plan(rows=256, depth=128, slots=2)),
+        (8, 128, 256, Plan(rows=64, depth=128, slots=2), None),
+        (8, 128, 256, Plan(rows=64, depth=128, slots=2), 0.01),
+        (1, 384, 256, Plan(rows=64, depth=128, slots=3), None),  # six tiles on four blocks
+        (24, 256, 512, Plan(rows=128, depth=256, slots=2), 0.01),
+        (16, 128, 1024, Plan(rows=64, depth=128, splits=2, slots=2), None),
+        (40, 256, 512, Plan(rows=128, depth=128, splits=4, slots=2), 0.01),  # four parts to be added
+        (40, 256, 512, Plan(rows=128, depth=128, splits=4, slots=2), None),
+        (128, 256, 256, Plan(rows=256, depth=128, slots=2), 0.01),
     ],
 )
-@pytest.mark.parametrize("input_scale", [None, 0.01])
 def test_the_product_is_the_reference_s(tokens, out, size, plan, input_scale):
     x, codes = tokens_of(tokens, size), weight_of(out, size, input_scale)
     assert_close(product(x, codes, plan, tokens), reference.matmul(x, codes))
