@@ -16,11 +16,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.h200_http import Server, running
 from benchmarks.h200_model import write_model
 from benchmarks.h200_settings import LLAMA_8B, PLANS, Sizes
+
+if TYPE_CHECKING:
+    from benchmarks.h200_trace import Profile  # imports jax, which this process leaves to those that it starts
 
 LLAMA_70B: Mapping[str, Any] = {
     **LLAMA_8B,
@@ -44,6 +47,7 @@ SMALL: Mapping[str, Any] = {
     "head_dim": 16,
     "vocab_size": 1024,
 }
+KERNELS_KEPT = 24
 RESULTS = ("output_throughput", "completed", "duration", "median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms")
 COUNTS = ("compiles_after_ready", "preemptions")
 
@@ -77,7 +81,8 @@ def measure_steps(model: Path, flags: list[str], cache: Path, sizes: Sizes) -> d
     """In this process, which has the device to itself."""
     import gc
 
-    from benchmarks.h200_step import Clock, finish, start_decodes, time_steps
+    from benchmarks.h200_step import Clock, finish, start_decodes, step_ms, time_steps
+    from benchmarks.h200_trace import read_profile, tracing
     from hex_llm import log
     from hex_llm.build import build_engine, find_model
     from hex_llm.config import Config
@@ -92,10 +97,24 @@ def measure_steps(model: Path, flags: list[str], cache: Path, sizes: Sizes) -> d
     clock = Clock(engine._runner)
     engine._runner = clock
     for batch in sizes.step_batches:
-        requests = start_decodes(engine, batch, sizes, sizes.steps, {"temperature": 0.0})
-        found[f"b{batch}"] = {name: round(ms, 3) for name, ms in time_steps(engine, clock, sizes.steps).items()}
+        traced = sizes.traced_steps if batch == sizes.traced_batch else 0
+        requests = start_decodes(engine, batch, sizes, sizes.steps + traced, {"temperature": 0.0})
+        timing = time_steps(engine, clock, sizes.steps)
+        found[f"b{batch}"] = {name: round(ms, 3) for name, ms in timing.items()}
+        if traced:
+            with tempfile.TemporaryDirectory() as name:
+                with tracing(folder := Path(name)):
+                    step_ms(engine, traced)
+                found[f"b{batch} kernels"] = _kernels(read_profile(folder), timing["step_ms"])
         finish(engine, requests)
     return found
+
+
+def _kernels(profile: "Profile", step_ms: float) -> dict[str, list[float]]:
+    """Of a step, by name: how many, and their microseconds in all. They overlap where one begins ahead of another."""
+    steps = profile.span_ns / 1e6 / step_ms
+    longest = list(profile.by("name").items())[:KERNELS_KEPT]
+    return {name: [round(count / steps, 1), round(total / steps, 1)] for name, (count, total) in longest}
 
 
 def measure_serving(

@@ -10,12 +10,14 @@ unordered: what one writes and another touches is a race, too.
 
 What a warpgroup reads of global memory before it has waited for the kernel in front is kept, for tests to look at.
 
-What is not seen: a left operand in registers that changes while a product still reads it; and whether the warps of one
-warpgroup keep in step.
+What is not seen: a left operand in registers that changes while a product still reads it; whether the warps of one
+warpgroup keep in step; and what the blocks of a cluster write to each other's memory: here each copies all for itself.
 """
 
 import collections
 import contextlib
+import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -23,9 +25,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-from jax._src import effects
+from jax._src import callback, effects
 from jax._src.pallas.mosaic_gpu import core, primitives
-from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks, race_detection_state, shared_memory
+from jax._src.pallas.mosaic_gpu.interpret import (
+    gpu_callbacks,
+    jaxpr_interpret,
+    race_detection_state,
+    shared_memory,
+)
 from jax._src.state.primitives import ref_swap
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -155,6 +162,41 @@ def load_accumulator(*, token, mesh_location, thread, acc_allocation_key_as_arra
     return token, memory.get_buffer_content(key, memory.access(key, ()), None, logging_info=info)[0]
 
 
+def interpret_store(self, eqn, token, value, target, barrier, block, *transforms, **options):
+    """`async_store_smem`, which the simulator does not have: a store to the memory of a block of the same cluster."""
+    kinds = [eqn.params[name] for name in ("ref_transforms_treedef", "barrier_transforms_treedef")]
+    transforms, of_barrier = transforms[: kinds[0].num_leaves], transforms[kinds[0].num_leaves :]
+    target, transforms = jaxpr_interpret.resolve_ref(
+        eqn.invars[1].aval, target, jax.tree.unflatten(kinds[0], transforms)
+    )
+    barrier = jaxpr_interpret._get_barrier_allocation_key_from_inval(barrier, kinds[1], of_barrier)
+    shape = gpu_callbacks.TOKEN_SHAPE_DTYPE
+    call = functools.partial(store_to_block, source_info=eqn.source_info)
+    found = callback.io_callback(
+        call, shape, token, self.mesh_location, self.thread, value, target, transforms, barrier, block
+    )
+    return found, []
+
+
+@gpu_callbacks.fail_on_exception
+def store_to_block(token, mesh_location, thread, value, target, transforms, barrier, block, source_info=None):
+    """Seen by whoever has waited for the barrier, which is the other block's, too."""
+    memory: Any = gpu_callbacks._get_shared_memory()
+
+    def there(key: Any) -> Any:
+        return dataclasses.replace(shared_memory.HostAllocationKey.from_array(key), block_id=int(block))
+
+    key = there(target)
+    access = memory.access(key, jax.tree.map(int, gpu_callbacks._remove_noop_transforms(transforms)))
+    clock = memory.incr_clock(thread)
+    clock.inc(memory.get_next_tma_thread_id())
+    gpu_callbacks.get_races().check_write(thread, clock.async_smem_clock.copy(), key, access, source_info=source_info)
+    info = shared_memory.GPULoggingInfo(mesh_location, thread, source_info)
+    memory.store_buffer_content(key, access, np.asarray(value), None, increment_clock=False, logging_info=info)
+    memory.get_barrier(there(barrier)).arrive(thread, clock)
+    return token
+
+
 def run_state(function: Callable[[Any], None]) -> Callable[[Any], Any]:
     """`pl.run_state` of an accumulator, which the simulator does not have."""
 
@@ -200,6 +242,9 @@ def simulation(*, all_phases: bool = False) -> Iterator[list[Any]]:
         patch.setattr(
             primitives, "wgmma_accumulator_store", lambda accumulator, value: ref_swap(accumulator, EVERYTHING, value)
         )
+        # The simulator chooses by these: it takes one for the other, which none of our kernels has.
+        patch.setattr(primitives, "async_store_tmem_p", primitives.async_store_smem_p)
+        patch.setattr(jaxpr_interpret.JaxprInterpreter, "_interpret_async_store_tmem_p", interpret_store)
         patch.setattr(shared_memory, "GPUSharedMemory", Memory)
         patch.setattr(gpu_callbacks, "GPURaceDetectionState", races)
         patch.setattr(gpu_callbacks, "wgmma", gpu_callbacks.fail_on_exception(wgmma))

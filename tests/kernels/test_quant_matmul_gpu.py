@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels.quant_matmul import gpu, gpu_decode, gpu_layout, plain, reference
-from hex_llm.kernels.quant_matmul.gpu import Plan
+from hex_llm.kernels.quant_matmul import gpu, gpu_decode, gpu_layout, gpu_plan, plain, reference
+from hex_llm.kernels.quant_matmul.gpu_plan import Plan
 from hex_llm.kernels.quant_matmul.weight import TABLES, Codes, Coding, Packed
 from tests.kernels.numbers import normal
 from tests.kernels.simulator import simulation
@@ -192,12 +192,30 @@ def test_the_product_is_the_reference_s_with_every_coding(coding, group, depth):
         (40, 256, 512, Plan(workers=2, stack=1, splits=4, slots=2), ("int8", None)),  # four parts to be added
         (16, 512, 512, Plan(workers=1, stack=2, splits=2, slots=3), ("int4", 128)),
         (128, 256, 128, Plan(workers=2, stack=2, depth=64, slots=3), ("int4", 128)),
+        (16, 384, 384, Plan(workers=1, stack=1, mates=2, slots=2), ("int4", 128)),  # three pieces, for two pairs
+        (8, 512, 256, Plan(workers=4, stack=1, splits=2, mates=2, slots=2), ("int8", None)),
     ],
 )
 def test_the_product_is_the_reference_s_however_it_is_cut(tokens, out, size, plan, kind):
     x, weight, codes = inputs(kind, tokens, out, size)
     plan = dataclasses.replace(plan, blocks=4)
     assert_close(gpu.matmul(x, weight, plan=plan), reference.matmul(x, codes))
+
+
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize(
+    ("tokens", "out", "size", "plan", "kind"),
+    [
+        (16, 256, 512, Plan(workers=2, stack=2, splits=4), ("int4", 128)),  # 8 columns of one of two sums for each
+        (24, 128, 256, Plan(workers=1, stack=2, splits=2), ("int8", None)),  # a sum for each block
+        (32, 256, 512, Plan(workers=2, stack=1, splits=2, slots=2), ("int4", 128)),
+    ],
+)
+def test_blocks_that_have_parts_of_a_sum_add_it_up(tokens, out, size, plan, kind):
+    x, weight, codes = inputs(kind, tokens, out, size)
+    result = gpu.parts(x, weight, plan=dataclasses.replace(plan, joined=True))
+    assert result.shape == (1, tokens, out)
+    assert_close(result[0], reference.matmul(x, codes))
 
 
 @pytest.mark.usefixtures("simulator")
@@ -218,17 +236,19 @@ def test_more_tokens_are_cut_too(tokens, out, size, plan):
 
 @pytest.mark.usefixtures("simulator")
 @pytest.mark.parametrize(
-    ("tokens", "out", "size", "activation", "kind"),
+    ("tokens", "out", "size", "activation", "kind", "plan"),
     [
-        (8, 256, 256, "silu", ("int8", None)),
-        (40, 512, 128, "gelu", ("int4", 64)),
-        (128, 256, 384, "silu", ("mxfp4", 32)),
+        (8, 256, 256, "silu", ("int8", None), Plan(workers=2, stack=2, slots=2)),
+        (40, 512, 128, "gelu", ("int4", 64), Plan(workers=2, stack=2, slots=2)),
+        (128, 256, 384, "silu", ("mxfp4", 32), Plan(workers=2, stack=2, slots=2)),
+        # One warpgroup has the gate and another up.
+        (64, 512, 256, "silu", ("int4", 128), Plan(workers=4, stack=1, slots=2)),
+        (24, 768, 128, "gelu", ("int8", None), Plan(workers=2, stack=1, mates=2, slots=2)),
     ],
 )
-def test_the_gated_product_is_the_reference_s(tokens, out, size, activation, kind):
+def test_the_gated_product_is_the_reference_s(tokens, out, size, activation, kind, plan):
     x, weight, codes = inputs(kind, tokens, out, size)
-    plan = Plan(workers=2, stack=2, slots=2, blocks=4)
-    got = gpu.gated_matmul(x, weight, activation, plan=plan)
+    got = gpu.gated_matmul(x, weight, activation, plan=dataclasses.replace(plan, blocks=4))
     assert_close(got, reference.gated_matmul(x, codes, activation))
 
 
@@ -248,7 +268,7 @@ def test_columns_of_a_share_are_taken_from_a_wider_x():
     order = np.random.default_rng(1).permutation(22 * 128)[: 11 * 128]
     codes = dataclasses.replace(codes, order=jnp.asarray(order, jnp.int32))
     x = normal(0, 8, 22 * 128)
-    assert gpu.plan_for(8, 64, 22 * 128).splits == 2
+    assert gpu_plan.plan_for(8, 64, 22 * 128).splits == 2
     assert_close(gpu.matmul(x, gpu_layout.pack(codes)), reference.matmul(x, codes))
 
 
@@ -278,15 +298,15 @@ def test_a_plan_covers_its_shape_and_fits_a_block(name, kind):
     weight = jax.eval_shape(gpu_layout.pack, shaped(kind, out, size))
     for tokens in (1, 8, 16, 64, 128, 129, 256, 300, 512, 2048, 8192):
         if tokens > gpu.MAX_TOKENS:
-            plans = [gpu.plan_for_many(tokens, out)]
+            plans = [gpu_plan.plan_for_many(tokens, out)]
         else:
-            plans = [gpu.plan_for(tokens, out, size, gated=gated) for gated in (False, True)]
+            plans = [gpu_plan.plan_for(tokens, out, size, gated=gated) for gated in (False, True)]
         for plan in plans:
             assert out % plan.rows == 0
             assert size % (128 * plan.splits) == 0
-            assert (plan.tokens or tokens) <= gpu.MOST_TOKENS
+            assert (plan.tokens or tokens) <= gpu_plan.MOST_TOKENS
             # A slot has a barrier, and a block no more than so many of those.
-            assert 3 <= gpu.ring_slots(tokens, weight, plan) <= 32, plan
+            assert 3 <= gpu_plan.ring_slots(tokens, weight, plan) <= 32, plan
 
 
 def test_only_what_the_kernel_does_is_taken():

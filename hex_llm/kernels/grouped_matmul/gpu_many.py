@@ -198,6 +198,7 @@ def product(
     chunk = plan.chunk(weights)
     kernel = plgpu.kernel(
         body,
+        kernel_name=f"experts_{out}x{size}",
         out_type=jax.ShapeDtypeStruct((x.shape[0], out), x.dtype),
         grid=(blocks,),
         grid_names=("block",),

@@ -50,6 +50,7 @@ class Ring:
         """Of so many blocks, each of which is to `run`."""
         return plgpu.kernel(
             body,
+            kernel_name=f"experts_{shape[-1]}",
             out_type=jax.ShapeDtypeStruct(shape, dtype),
             grid=(blocks,),
             grid_names=("block",),

@@ -85,6 +85,7 @@ def add_norm(
 
     kernel = plgpu.kernel(
         body,
+        kernel_name="add_norm",
         out_type=[
             jax.ShapeDtypeStruct(x.shape, dtype),
             jax.ShapeDtypeStruct((padded(tokens), width), norm_dtype),

@@ -22,7 +22,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels import gpu_gate
+from hex_llm.kernels import gpu_gate, gpu_mates
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.chain import MAX_TOKENS, padded
 from hex_llm.kernels.hopper import MMA_ROWS, SHARED_BYTES, num_sms
@@ -41,6 +41,7 @@ class Plan:
     rows: int  # of the weight, for one block at a time
     depth: int  # columns of the weight in one slot of the ring
     splits: int = 1  # pieces of `in`, each a piece of work of its own
+    mates: int = 1  # blocks of a cluster: each fetches a share of `x` for all of them
     slots: int | None = None  # of the ring; as many as fit if not given
     blocks: int | None = None  # at a time; one for each SM if not given
 
@@ -142,14 +143,16 @@ def _call(
     tile_rows = plan.rows // operands  # of the result, for one block at a time
     tiles = out // tile_rows
     steps = size // plan.depth // plan.splits
-    blocks = min(plan.blocks or num_sms(), tiles * plan.splits)
+    mates = plan.mates
+    assert tiles % mates == 0, f"{plan} has mates whose columns differ"
+    blocks = min(plan.blocks or num_sms() // mates * mates, tiles * plan.splits)
     slots = min(ring_slots(batch, plan, x.dtype), steps * -(-tiles * plan.splits // blocks))
     prefetched = min(slots, steps)
     tile = (8, line(x.dtype))
     swizzled = plgpu.TilingTransform(tile), plgpu.SwizzleTransform(LINE_BYTES)  # pyright: ignore[reportAbstractUsage]
 
     def body(x_ref, w_ref, scales_ref, o_ref, x_ring, w_ring, token_scales, full, empty, scaled):
-        block, worker = lax.axis_index("block"), lax.axis_index("worker")
+        block, worker = gpu_mates.block_index(mates), lax.axis_index("worker")
         pieces = lax.div(tiles * plan.splits - block + blocks - 1, blocks)
 
         def place(index):
@@ -170,7 +173,7 @@ def _call(
                         target = w_ring.at[slot, pl.ds(half * tile_rows, tile_rows)]
                         plgpu.copy_gmem_to_smem(source, target, full.at[slot])
                 if with_x:
-                    plgpu.copy_gmem_to_smem(x_ref.at[:, columns], x_ring.at[slot], full.at[slot])
+                    gpu_mates.fetch(x_ref.at[:, columns], x_ring.at[slot], full.at[slot], mates)
 
             # The weight is there already; `x` is there when the kernel in front has ended.
             pl.loop(0, prefetched)(lambda t: fetch(0, t, with_x=False))
@@ -222,7 +225,8 @@ def _call(
                             plgpu.wgmma(accumulator, w_ring.at[slot, rows_of(half)], right)
                         # The slot before is free once all but this step's products are done.
                         plgpu.wgmma_wait(operands)
-                        pl.when(t > 0)(lambda: plgpu.barrier_arrive(empty.at[lax.rem(step - 1, slots)]))
+                        # Not by a branch: that would keep products from running side by side.
+                        plgpu.barrier_arrive(empty.at[lax.rem(step + slots - 1, slots)], predicate=t > 0)
 
                     return [each[...] for each in totals]
 
@@ -246,9 +250,9 @@ def _call(
 
     kernel = plgpu.kernel(
         body,
+        kernel_name=f"matmul_{weight.shape[0]}x{size}",
         out_type=jax.ShapeDtypeStruct((plan.splits, batch, out), dtype),
-        grid=(blocks,),
-        grid_names=("block",),
+        **gpu_mates.grid(blocks, mates),
         num_threads=workers + 1,
         thread_name="worker",
         scratch_types=[
@@ -256,7 +260,7 @@ def _call(
             plgpu.SMEM((slots, plan.rows, plan.depth), x.dtype, transforms=swizzled),
             None if scales is None else plgpu.SMEM((batch,), jnp.float32),
             plgpu.Barrier(num_arrivals=operands + 1, num_barriers=slots),
-            plgpu.Barrier(num_arrivals=workers, num_barriers=slots),
+            gpu_mates.freed(mates, workers=workers, slots=slots),
             None if scales is None else plgpu.Barrier(),
         ],
         compiler_params=plgpu.CompilerParams(approx_math=True),

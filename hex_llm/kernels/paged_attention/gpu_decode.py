@@ -109,6 +109,7 @@ def _attend(
 
     return plgpu.kernel(
         body,
+        kernel_name="attention_decode",
         out_type=[
             jax.ShapeDtypeStruct((z.rows, z.max_chunks, z.group, z.head_dim), jnp.float32),
             jax.ShapeDtypeStruct((z.rows, z.max_chunks, MMA_ROWS), jnp.float32),

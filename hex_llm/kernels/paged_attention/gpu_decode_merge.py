@@ -67,6 +67,7 @@ def merge(
 
     return plgpu.kernel(
         body,
+        kernel_name="attention_merge",
         out_type=jax.ShapeDtypeStruct((rows, z.group, z.head_dim), jnp.bfloat16),
         grid=(rows, z.group // heads),
         grid_names=("row", "heads"),

@@ -111,6 +111,7 @@ def _attend(
         scratch["narrow_smem"] = plgpu.SMEM((2, z.kv_tile, z.head_dim), z.pages_dtype, transforms=narrow)
     out, *weights = plgpu.kernel(
         body,
+        kernel_name="attention_prefill",
         out_type=out_type,
         grid=(blocks,),
         grid_names=("block",),

@@ -12,7 +12,6 @@ first, for cuBLAS, takes longer than what that lacks. What one token gets depend
 
 import functools
 import itertools
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -20,41 +19,21 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels import gpu_gate
+from hex_llm.kernels import gpu_gate, gpu_mates
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.chain import MAX_TOKENS, padded
-from hex_llm.kernels.hopper import MOST_BARRIERS, SHARED_BYTES, num_sms
+from hex_llm.kernels.hopper import num_sms
 from hex_llm.kernels.matmul.reference import total
 from hex_llm.kernels.quant_matmul import gpu_decode
+from hex_llm.kernels.quant_matmul.gpu_join import Join, swizzled
 from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, CHUNKS, LINE, chunk_lines, grouping_of
-from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, HOPPER_ROWS, Packed, bits
+from hex_llm.kernels.quant_matmul.gpu_plan import Plan, plan_for, plan_for_many, ring_slots
+from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, HOPPER_ROWS, Packed
 
 SWIZZLED = (plgpu.TilingTransform((8, CHUNK)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
-MAX_SPLITS = 8
 PREFETCHED = 4  # slots of the weight that are asked for before `x` is: to ask takes time, too
-FEWEST_TOKENS, MOST_TOKENS = 64, 256  # of a piece of work, where tokens are cut
-# Of the memory warpgroup and of each of two that compute: together at most what the launch took, or it hangs.
-MEMORY_REGISTERS, COMPUTE_REGISTERS = 40, 232
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a product is cut."""
-
-    workers: int  # warpgroups that multiply, 1 or 2
-    stack: int  # tiles of 64 rows that each of them multiplies side by side, 1 or 2; gate and up, if there are these
-    tokens: int | None = None  # of a piece of work; all if not given
-    last: int | None = None  # of each of those that are left when all blocks have had as many; a share of `tokens`
-    depth: int = HOPPER_COLUMNS  # columns of the weight in one slot of the ring: of a tile, or of half a tile
-    splits: int = 1  # pieces of `in`, each a piece of work of its own
-    band: int = 8  # pieces of tokens that run side by side
-    slots: int | None = None  # of the ring; as many as fit if not given
-    blocks: int | None = None  # at a time; if not given, as few as have no more to do than with one on each SM
-
-    @property
-    def rows(self) -> int:
-        """Of the weight, for one block at a time."""
-        return self.workers * self.stack * HOPPER_ROWS
+# Of the memory warpgroup and of each of so many that compute: together at most what the launch took, or it hangs.
+REGISTERS = {2: (40, 232), 4: (32, 112)}
 
 
 def supports(x: Array, weight: Packed, *, activation: Activation | None = None) -> bool:
@@ -63,61 +42,6 @@ def supports(x: Array, weight: Packed, *, activation: Activation | None = None) 
     known = activation in (None, "silu", "gelu") and x.dtype == jnp.bfloat16
     is_one = weight.layout == "hopper" and weight.data.ndim == 4
     return known and is_one and 0 < x.shape[0] <= MAX_TOKENS and weight.shape[0] % unit == 0
-
-
-def plan_for(tokens: int, out: int, size: int, *, gated: bool = False) -> Plan:
-    """The plan of a shape that `supports` accepts: the one that takes the least time, by what was measured."""
-    columns = size // HOPPER_COLUMNS
-
-    def microseconds(plan: Plan) -> float:
-        rounds = -(-(out // plan.rows) * plan.splits // num_sms())
-        each = 0.12 + 0.0016 * tokens  # of a tile
-        if plan.workers == 1:  # nobody multiplies while it decodes, but with two tiles it has more to do meanwhile
-            each *= 1.3 if plan.stack == 1 else 1.1
-        work = rounds * (columns // plan.splits) * (plan.rows // HOPPER_ROWS) * each + 0.7 * rounds
-        # Parts are written, and read again.
-        added = plan.splits * padded(tokens) * out * 8 / 3e6 if plan.splits > 1 else 0
-        return work + added
-
-    def splits(workers: int, stack: int) -> list[int]:
-        """Only where tiles are too few for the chip: what is added to a wide result is more than what is gained."""
-        few = not gated and out // (workers * stack * HOPPER_ROWS) < num_sms()
-        return [n for n in range(1, MAX_SPLITS + 1) if columns % n == 0] if few else [1]
-
-    shapes = ((2, 2), (1, 2)) if gated else ((2, 2), (2, 1), (1, 2), (1, 1))
-    plans = [Plan(workers=w, stack=s, splits=n) for w, s in shapes for n in splits(w, s)]
-    return min((plan for plan in plans if out % plan.rows == 0), key=microseconds)
-
-
-def plan_for_many(tokens: int, out: int) -> Plan:
-    """The plan for more tokens than `supports` accepts."""
-    workers = 2 if out % (2 * HOPPER_ROWS) == 0 else 1
-    tiles = out // (workers * HOPPER_ROWS)
-
-    def each(width: int) -> float:
-        """Microseconds of a tile of 64 rows by 128 columns."""
-        return 0.1 + 0.0024 * width
-
-    def candidate(pieces: int) -> tuple[float, Plan]:
-        """What it takes, and the plan. What is left for a last round may be halved, so that it is a shorter one."""
-        width = padded(-(-tokens // pieces))
-        depth = HOPPER_COLUMNS if width <= 128 else CHUNK
-        rounds, left = divmod(tiles * pieces, num_sms())
-        half = width // 2 if rounds and width % 16 == 0 and 0 < 2 * left <= num_sms() else None
-        time = rounds * each(width) + (each(half or width) if left else 0)
-        return time, Plan(workers=workers, stack=1, tokens=width, last=half, depth=depth)
-
-    counts = range(-(-tokens // MOST_TOKENS), -(-tokens // FEWEST_TOKENS) + 1)
-    return min((candidate(pieces) for pieces in counts), key=lambda each: each[0])[1]
-
-
-def ring_slots(tokens: int, weight: Packed, plan: Plan) -> int:
-    """Slots of the ring of a block: as many as fit, if the plan does not say."""
-    grouping = grouping_of(weight)
-    words = 0 if grouping is None else grouping.words
-    row = plan.depth * bits(weight.coding) // 8 + 4 * words
-    slot = plan.rows * row + (plan.tokens or padded(tokens)) * plan.depth * 2
-    return plan.slots or min(SHARED_BYTES // slot, MOST_BARRIERS)
 
 
 @functools.partial(jax.jit, static_argnames=("dtype", "plan", "activation"))
@@ -134,7 +58,7 @@ def parts(
     if plan is None:
         # Of the weight's own sizes: where it has an order, `x` may have more columns.
         plan = plan_for(tokens, *weight.shape, gated=activation is not None)
-    dtype = jnp.dtype(jnp.float32 if plan.splits > 1 else dtype or x.dtype)
+    dtype = jnp.dtype(jnp.float32 if plan.splits > 1 and not plan.joined else dtype or x.dtype)
     return _call(_rows(x, weight, padded(tokens)), weight, dtype, plan, activation)
 
 
@@ -171,7 +95,8 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
     workers, stack = plan.workers, plan.stack
     # The i-th tile of a warpgroup is so far below its first; a tile of up has the number of its gate's in its half.
     apart = workers if activation is None else row_tiles // 2
-    results = stack if activation is None else 1  # tiles of the result, for each warpgroup
+    # Gate and up are one warpgroup's where it has two tiles, else those of two: the one of up hands over what it has.
+    half = workers // 2 if activation is not None and stack == 1 else 0
     pieces_of_weight = 1 if activation is None else 2  # that a block fetches, one below the other in its ring
     tall = workers * stack // pieces_of_weight
     across, down = batch // (plan.tokens or batch), row_tiles // (workers * stack)
@@ -183,20 +108,31 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
     words = 0 if grouping is None else max(1, grouping.words // cuts)  # in a slot
     total_pieces = down * across * plan.splits
     rounds = -(-total_pieces // num_sms())
+    join = Join(plan.splits, workers, stack, tokens) if plan.joined else None
+    mates = plan.splits if plan.joined else plan.mates
     blocks = min(plan.blocks or (-(-total_pieces // rounds) if plan.last is None else num_sms()), total_pieces)
+    blocks = -(-blocks // mates) * mates
+    if join is not None:
+        fits = blocks == total_pieces and across == plan.mates == 1
+        assert fits, f"{plan} has more pieces than blocks, cuts tokens, or has mates, too"
+    else:
+        assert mates == 1 or (across == 1 and down % mates == 0), f"{plan} has mates whose tokens or columns differ"
+    beside = half * HOPPER_ROWS * tokens * 4 if join is None else join.num_bytes
     # (tokens, pieces of a whole one, the first whole piece, pieces): whole ones, and then those that are left.
     whole = total_pieces if plan.last is None else total_pieces // blocks * blocks
     phases = [(tokens, 1, 0, whole)]
     if plan.last is not None:
         shares = tokens // plan.last
         phases.append((plan.last, shares, whole, (total_pieces - whole) * shares))
-    slots = min(ring_slots(batch, weight, plan), steps * -(-total_pieces // blocks))
+    slots = min(ring_slots(batch, weight, plan, beside=beside), steps * -(-total_pieces // blocks))
     prefetched = min(slots, steps, PREFETCHED)
     band = min(plan.band, across)
     copies = pieces_of_weight * (1 if grouping is None else 2)  # of the weight, to a slot
 
-    def body(x_ref, w_ref, scale_ref, o_ref, x_ring, w_ring, scale_ring, full, empty):
-        block, worker = lax.axis_index("block"), lax.axis_index("worker")
+    def body(
+        x_ref, w_ref, scale_ref, o_ref, x_ring, w_ring, scale_ring, full, empty, handed, given, taken, inbox, arrived
+    ):  # fmt: skip
+        block, worker = gpu_mates.block_index(mates), lax.axis_index("worker")
         # Of each phase, those of this block.
         pieces = [lax.div(count - block + blocks - 1, blocks) for _, _, _, count in phases]
 
@@ -209,7 +145,9 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
             width, shares, start, _ = phases[phase]
             number = block + index * blocks
             piece = start + lax.div(number, shares)
-            if across == 1:
+            if join is not None:
+                first, token, split = lax.div(piece, plan.splits) * tall, 0, lax.rem(piece, plan.splits)
+            elif across == 1:
                 first, token, split = lax.rem(piece, down) * tall, 0, lax.div(piece, down)
             else:
                 which = lax.div(piece, band * down)
@@ -220,8 +158,8 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
 
         @pl.when(worker == workers)
         def _memory():
-            if workers == 2:
-                plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
+            if workers in REGISTERS:
+                plgpu.set_max_registers(REGISTERS[workers][0], action="decrease")
 
             def fetch(phase, index, t, slot, with_weight=True, with_x=True):
                 first, token, split = place(phase, index)
@@ -240,7 +178,7 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                 if with_x:
                     width, columns = phases[phase][0], pl.ds(step * plan.depth, plan.depth)
                     source = x_ref.at[pl.ds(token, width), columns]
-                    plgpu.copy_gmem_to_smem(source, x_ring.at[slot, pl.ds(0, width)], full.at[slot])
+                    gpu_mates.fetch(source, x_ring.at[slot, pl.ds(0, width)], full.at[slot], plan.mates)
 
             # The weight is there already; `x` is there when the kernel in front has ended.
             pl.loop(0, prefetched)(lambda t: fetch(0, 0, t, t, with_x=False))
@@ -273,8 +211,8 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
 
         @pl.when(worker < workers)
         def _compute():
-            if workers == 2:
-                plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
+            if workers in REGISTERS:
+                plgpu.set_max_registers(REGISTERS[workers][1], action="increase")
 
             def load(slot, tile, chunk):
                 """A chunk's codes, and the scales that they need."""
@@ -301,8 +239,33 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                     # The registers of the product before are free, and at first all of the slot before.
                     plgpu.wgmma_wait(1)
                     if (chunk, i) == products[0]:
-                        pl.when(~is_first)(lambda: plgpu.barrier_arrive(empty.at[before]))
+                        # Not by a branch: that would keep products from running side by side.
+                        plgpu.barrier_arrive(empty.at[before], predicate=~is_first)
                 return after(slot)
+
+            def hand_over(up):
+                """From the warpgroup of up to that of its gate."""
+                handed[worker - half] = up
+                plgpu.barrier_arrive(given.at[worker - half])
+                plgpu.barrier_wait(taken.at[worker - half])
+
+            def take_over():
+                plgpu.barrier_wait(given.at[worker])
+                up = plgpu.load(handed.at[worker], layout=plgpu.Layout.WGMMA)
+                plgpu.barrier_arrive(taken.at[worker])
+                return up
+
+            def write_joined(join, sums, first, split):
+                join.send(sums, inbox, arrived, worker, split)
+                for which, column, result in join.added(inbox, arrived, worker, split):
+                    rows = pl.ds((first + which * apart + worker) * HOPPER_ROWS, HOPPER_ROWS)
+                    write([result], 0, column, [rows])
+
+            def write(results, split, token, rows):
+                for i, result in enumerate(results):
+                    # Turned round, each thread has two neighbours of one token, and a warp writes whole sectors.
+                    turned = plgpu.layout_cast(result.astype(dtype), plgpu.Layout.WGMMA_TRANSPOSED)
+                    o_ref.at[split, pl.ds(token, result.shape[1]), rows[i]].transpose((1, 0))[...] = turned
 
             def piece(phase, index, slot):
                 width = phases[phase][0]
@@ -322,26 +285,32 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                 )
                 plgpu.barrier_arrive(empty.at[last])
                 first, token, split = place(phase, index)
-                rows = [pl.ds((first + i * apart + worker) * HOPPER_ROWS, HOPPER_ROWS) for i in range(stack)]
+                tile = jnp.where(worker < half, worker, worker - half + apart) if half else worker
+                rows = [pl.ds((first + i * apart + tile) * HOPPER_ROWS, HOPPER_ROWS) for i in range(stack)]
                 if grouping is None:
                     totals = [_scaled(each, scale_ref.at[rows[i]]) for i, each in enumerate(totals)]
-                if activation is not None:
-                    totals = [gpu_gate.gated(activation, *totals)]
-                for i, result in enumerate(totals):
-                    # Turned round, each thread has two neighbours of one token, and a warp writes whole sectors.
-                    turned = plgpu.layout_cast(result.astype(dtype), plgpu.Layout.WGMMA_TRANSPOSED)
-                    o_ref.at[split, pl.ds(token, width), rows[i]].transpose((1, 0))[...] = turned
+                if join is not None:
+                    write_joined(join, totals, first, split)
+                elif activation is None:
+                    write(totals, split, token, rows)
+                elif not half:
+                    write([gpu_gate.gated(activation, *totals)], split, token, rows)
+                else:
+                    pl.when(worker >= half)(lambda: hand_over(totals[0]))
+                    gate = functools.partial(gpu_gate.gated, activation, totals[0])
+                    pl.when(worker < half)(lambda: write([gate(take_over())], split, token, rows))
                 return after(last)
 
             slot = jnp.int32(0)
             for phase, count in enumerate(pieces):
                 slot = lax.fori_loop(0, count, functools.partial(piece, phase), slot)
 
+    parts = 1 if plan.joined else plan.splits
     kernel = plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct((plan.splits, batch, row_tiles // stack * results * HOPPER_ROWS), dtype),
-        grid=(blocks,),
-        grid_names=("block",),
+        kernel_name=f"matmul_{coding}_{weight.shape[0]}x{weight.shape[1]}",
+        out_type=jax.ShapeDtypeStruct((parts, batch, row_tiles // pieces_of_weight * HOPPER_ROWS), dtype),
+        **gpu_mates.grid(blocks, mates),
         num_threads=workers + 1,
         thread_name="worker",
         scratch_types=[
@@ -349,7 +318,17 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
             plgpu.SMEM((slots, workers * stack, lines // cuts, LINE), jnp.int32),
             None if grouping is None else plgpu.SMEM((slots, workers * stack, words, HOPPER_ROWS), jnp.int32),
             plgpu.Barrier(num_arrivals=copies + 1, num_barriers=slots),
-            plgpu.Barrier(num_arrivals=workers, num_barriers=slots),
+            gpu_mates.freed(plan.mates, workers=workers, slots=slots),
+            *(
+                (
+                    plgpu.SMEM((half, HOPPER_ROWS, tokens), jnp.float32, transforms=swizzled(tokens)),
+                    plgpu.Barrier(num_barriers=half),
+                    plgpu.Barrier(num_barriers=half),
+                )
+                if half
+                else (None, None, None)
+            ),
+            *((None, None) if join is None else join.scratch()),
         ],
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )

@@ -59,7 +59,7 @@ def decode(words: Array, scales: tuple[Array, ...], coding: Coding, grouping: Gr
                 ]
             span = len(numbers) // len(groups)
             numbers = [_scaled(number, *groups[i // span][i % HALF_ROWS]) for i, number in enumerate(numbers)]
-        return _operand(numbers)
+        return operand(numbers)
 
     return convert(words, scales)  # pyright: ignore[reportCallIssue]
 
@@ -125,7 +125,7 @@ def _scaled(number: Any, scale: Any, zero: Any | None) -> Any:
     return _asm("sub.bf16x2 a, $1, $3; mul.bf16x2 $0, a, $2;", number, scale, zero)
 
 
-def _operand(numbers: list[Any]) -> Any:
+def operand(numbers: list[Any]) -> Any:
     """Registers in the order (8 columns, half of the rows), as wgmma's left operand."""
     layout = mgpu.WGMMA_LAYOUT
     registers = np.empty(layout.registers_shape((HOPPER_ROWS, CHUNK)), dtype=object)

@@ -79,6 +79,7 @@ def quantize(x: Array, how: Fp8) -> Rows:
 
     kernel = plgpu.kernel(
         body,
+        kernel_name="rows_to_8_bits",
         out_type=[
             jax.ShapeDtypeStruct((padded(tokens), width), jnp.float8_e4m3fn),
             jax.ShapeDtypeStruct((padded(tokens),), jnp.float32),

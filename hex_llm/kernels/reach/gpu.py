@@ -148,6 +148,7 @@ def _pass(
 
     return plgpu.kernel(
         body,
+        kernel_name="reach",
         out_type=[jax.ShapeDtypeStruct(state.shape, jnp.float32), jax.ShapeDtypeStruct(found.shape, jnp.float32)],
         grid=(rows, parts),
         grid_names=("row", "part"),

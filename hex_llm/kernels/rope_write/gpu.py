@@ -135,6 +135,7 @@ def rope_write(
 
     kernel = plgpu.kernel(
         body,
+        kernel_name="rope_write",
         out_type=jax.ShapeDtypeStruct((num_tokens, num_heads, 2, half), dtype),
         grid=(num_tokens, q_blocks + 2 * kv_blocks),
         grid_names=("token", "block"),

@@ -1,0 +1,182 @@
+"""What bounds a product with 4-bit weights on an H200: one is timed cut in several ways, and with parts left out.
+
+    python -m benchmarks.h200_quant_parts --seconds 150
+
+Each case is a JSON line. What lacks a part computes nonsense, at the speed of the rest: `decode` leaves the codes as
+they are, `tokens` fetches 8 tokens instead of all, `products` decodes and does not multiply. `with_norm_us` has the
+kernel behind it, too, which adds up what the product left in parts.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental.mosaic import gpu as mgpu
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import llvm, vector
+
+from benchmarks.h200_quant import DOWN, GATE_UP, OUT, QKV, new_x, per_product, plain_time, random_codes
+from hex_llm.kernels import gpu_mates
+from hex_llm.kernels.activation import Activation
+from hex_llm.kernels.matmul import add_norm_gpu
+from hex_llm.kernels.matmul.reference import total
+from hex_llm.kernels.quant_matmul import gpu, gpu_decode, gpu_layout, reference
+from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, VECTOR, Grouping
+from hex_llm.kernels.quant_matmul.gpu_plan import Plan
+from hex_llm.kernels.quant_matmul.weight import HOPPER_ROWS, Coding, Packed
+from hex_llm.kernels.rms import Rms
+
+GROUP = 128
+
+
+class Case(NamedTuple):
+    shape: tuple[int, int]
+    tokens: int
+    plan: Plan
+    without: str = ""
+    activation: Activation | None = None
+
+
+def cases() -> Iterator[Case]:
+    tall, wide = Plan(workers=2, stack=2), Plan(workers=4, stack=1)
+    for without in ("", "decode", "tokens", "products", "tokens products", "decode tokens"):
+        yield Case(GATE_UP, 64, tall, without)
+    for plan in (wide, Plan(workers=2, stack=2, slots=4), Plan(workers=2, stack=2, depth=64), Plan(workers=2, stack=1)):
+        yield Case(GATE_UP, 64, plan)
+    for mates in (2, 4):
+        yield Case(GATE_UP, 64, Plan(workers=2, stack=2, mates=mates))
+        yield Case(GATE_UP, 64, Plan(workers=4, stack=1, mates=mates))
+        yield Case(GATE_UP, 64, Plan(workers=2, stack=2, mates=mates), activation="silu")
+        yield Case(GATE_UP, 64, Plan(workers=4, stack=1, mates=mates), activation="silu")
+    yield Case(GATE_UP, 64, tall, activation="silu")
+    yield Case(GATE_UP, 64, wide, activation="silu")
+    for tokens in (16, 128):
+        for mates in (1, 2):
+            yield Case(GATE_UP, tokens, Plan(workers=2, stack=2, mates=mates))
+    for shape, splits in ((DOWN, (2, 4, 7, 8)), (QKV, (1, 2, 4)), (OUT, (2, 4, 8))):
+        for count, (workers, stack) in itertools.product(splits, ((2, 2), (2, 1), (1, 1), (4, 1))):
+            if not 80 <= shape[0] // (workers * stack * HOPPER_ROWS) * count <= 132:
+                continue
+            plan = Plan(workers=workers, stack=stack, splits=count)
+            yield Case(shape, 64, plan)
+            yield Case(shape, 64, dataclasses.replace(plan, mates=2))
+            if count > 1 and stack * 64 % (8 * count) == 0:
+                yield Case(shape, 64, dataclasses.replace(plan, joined=True))
+
+
+def undecoded(words: Array, scales: tuple[Array, ...], coding: Coding, grouping: Grouping | None, chunk: int) -> Array:
+    """In place of `gpu_decode.decode`: every word four times."""
+    del grouping, chunk
+
+    @plgpu.inline_mgpu(
+        arg_types=(gpu_decode.word_layout(coding), (gpu_decode.ROW_LAYOUT,) * len(scales)),
+        return_type=plgpu.ShapeDtypeStruct((HOPPER_ROWS, CHUNK), jnp.bfloat16, layout=plgpu.Layout.WGMMA),
+    )
+    def convert(_: Any, words: Any, scales: Any) -> Any:
+        del scales
+        registers = [vector.extract(each, [], [i]) for each in words.registers.flat for i in range(VECTOR)]
+        return gpu_decode.operand([word for word in registers for _ in range(4)])
+
+    return convert(words, scales)  # pyright: ignore[reportCallIssue]
+
+
+def few_tokens(source: Any, target: Any, barrier: Any, mates: int) -> None:
+    """In place of `gpu_mates.fetch`."""
+    del mates
+    plgpu.copy_gmem_to_smem(source.at[:8], target.at[:8], barrier)
+
+
+def unmultiplied(accumulator: Any, left: Array, right: Any) -> None:
+    """In place of `wgmma`: takes the left side, so that it is there."""
+    del accumulator, right
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA,))
+    def take(_: Any, left: Any) -> None:
+        i32 = ir.IntegerType.get_signless(32)
+        for register in left.registers.flat:
+            word = mgpu.utils.bitcast(register, i32)
+            llvm.inline_asm(ir.Type.parse("!llvm.void"), [word], "", "r", has_side_effects=True)
+
+    take(left)  # pyright: ignore[reportCallIssue]
+
+
+REPLACED = {
+    "decode": (gpu_decode, "decode", undecoded),
+    "tokens": (gpu_mates, "fetch", few_tokens),
+    "products": (plgpu, "wgmma", unmultiplied),
+}
+
+
+@contextlib.contextmanager
+def left_out(without: str) -> Iterator[None]:
+    before = [(module, name, getattr(module, name)) for module, name, _ in map(REPLACED.__getitem__, without.split())]
+    jax.clear_caches()
+    try:
+        for part in without.split():
+            module, name, function = REPLACED[part]
+            setattr(module, name, function)
+        yield
+    finally:
+        for module, name, function in before:
+            setattr(module, name, function)
+        jax.clear_caches()
+
+
+def measure(case: Case) -> dict[str, Any]:
+    row = {name: value for name, value in case._asdict().items() if name != "plan"}
+    plan = {name: value for name, value in vars(case.plan).items() if value != Plan.__dataclass_fields__[name].default}
+    bf16 = plain_time(case.shape, case.tokens)
+    pack = jax.jit(gpu_layout.pack)
+    weights = [pack(random_codes("int4", GROUP, case.shape, seed)) for seed in range(8)]
+    with left_out(case.without) if case.without else contextlib.nullcontext():
+        took = per_product(
+            lambda x, weight: gpu.parts(x, weight, plan=case.plan, activation=case.activation),
+            new_x(case.shape, case.tokens),
+            weights,
+        )
+    if not case.without and case.activation is None:
+        row["error"] = round(error(case.plan, new_x(case.shape, case.tokens), weights[0]), 5)
+    row |= plan | {"us": round(1e6 * took, 1), "of_bf16": round(took / bf16, 3)}
+    if case.shape[0] == OUT[0]:
+        row["with_norm_us"] = round(1e6 * per_product(normed(case.plan), new_x(case.shape, case.tokens), weights), 1)
+    return row
+
+
+def error(plan: Plan, x: Array, weight: Packed) -> float:
+    """The distance from the reference, in shares of its length; to round the result alone is 0.0017."""
+    got = total(gpu.parts(x, weight, plan=plan))[: x.shape[0]].astype(jnp.float32)
+    want = jax.jit(reference.matmul)(x.astype(jnp.float32), gpu_layout.unpack(weight))
+    return float(jnp.linalg.norm(got - want) / jnp.linalg.norm(want))
+
+
+def normed(plan: Plan) -> Any:
+    """A product, and what a layer does with it next."""
+    old, scale = jnp.ones((64, OUT[0]), jnp.bfloat16), jnp.ones(OUT[0], jnp.bfloat16)
+    return lambda x, weight: add_norm_gpu.add_norm(old, gpu.parts(x, weight, plan=plan), scale, Rms(eps=1e-5))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What bounds a product with 4-bit weights on an H200.")
+    parser.add_argument("--seconds", type=float, default=300, help="no case is begun after so long")
+    end = time.monotonic() + parser.parse_args().seconds
+    for case in cases():
+        if time.monotonic() > end:
+            print(json.dumps({"left_out": str(case)}), flush=True)
+            continue
+        try:
+            print(json.dumps(measure(case)), flush=True)
+        except Exception as error:  # what a plan does not do is told, and the others are still timed
+            print(json.dumps({"failed": str(case), "error": str(error)[:300]}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

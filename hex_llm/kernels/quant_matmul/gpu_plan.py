@@ -1,0 +1,89 @@
+"""How a product with a weight in few bits is cut on Hopper (`gpu`)."""
+
+from dataclasses import dataclass
+
+from hex_llm.kernels.chain import padded
+from hex_llm.kernels.hopper import MOST_BARRIERS, SHARED_BYTES, num_sms
+from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, grouping_of
+from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, HOPPER_ROWS, Packed, bits
+
+MAX_SPLITS = 8
+FEWEST_TOKENS, MOST_TOKENS = 64, 256  # of a piece of work, where tokens are cut
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a product is cut."""
+
+    workers: int  # warpgroups that multiply: 1, 2 or 4
+    stack: int  # tiles of 64 rows that each of them multiplies side by side, 1 or 2: two are gate and up, if there are
+    tokens: int | None = None  # of a piece of work; all if not given
+    last: int | None = None  # of each of those that are left when all blocks have had as many; a share of `tokens`
+    depth: int = HOPPER_COLUMNS  # columns of the weight in one slot of the ring: of a tile, or of half a tile
+    splits: int = 1  # pieces of `in`, each a piece of work of its own
+    joined: bool = False  # the pieces of `in` are those of a cluster's blocks, which add up what they have
+    mates: int = 1  # blocks of a cluster: each fetches a share of `x` for all of them; not where tokens are cut
+    band: int = 8  # pieces of tokens that run side by side
+    slots: int | None = None  # of the ring; as many as fit if not given
+    blocks: int | None = None  # at a time; if not given, as few as have no more to do than with one on each SM
+
+    @property
+    def rows(self) -> int:
+        """Of the weight, for one block at a time."""
+        return self.workers * self.stack * HOPPER_ROWS
+
+
+def plan_for(tokens: int, out: int, size: int, *, gated: bool = False) -> Plan:
+    """The plan of a shape that `supports` accepts: the one that takes the least time, by what was measured."""
+    columns = size // HOPPER_COLUMNS
+
+    def microseconds(plan: Plan) -> float:
+        rounds = -(-(out // plan.rows) * plan.splits // num_sms())
+        each = 0.12 + 0.0016 * tokens  # of a tile
+        if plan.workers == 1:  # nobody multiplies while it decodes, but with two tiles it has more to do meanwhile
+            each *= 1.3 if plan.stack == 1 else 1.1
+        work = rounds * (columns // plan.splits) * (plan.rows // HOPPER_ROWS) * each + 0.7 * rounds
+        # Parts are written, and read again.
+        added = plan.splits * padded(tokens) * out * 8 / 3e6 if plan.splits > 1 else 0
+        return work + added
+
+    def splits(workers: int, stack: int) -> list[int]:
+        """Only where tiles are too few for the chip: what is added to a wide result is more than what is gained."""
+        few = not gated and out // (workers * stack * HOPPER_ROWS) < num_sms()
+        return [n for n in range(1, MAX_SPLITS + 1) if columns % n == 0] if few else [1]
+
+    shapes = ((2, 2), (1, 2)) if gated else ((2, 2), (2, 1), (1, 2), (1, 1))
+    plans = [Plan(workers=w, stack=s, splits=n) for w, s in shapes for n in splits(w, s)]
+    return min((plan for plan in plans if out % plan.rows == 0), key=microseconds)
+
+
+def plan_for_many(tokens: int, out: int) -> Plan:
+    """The plan for more tokens than `supports` accepts."""
+    workers = 2 if out % (2 * HOPPER_ROWS) == 0 else 1
+    tiles = out // (workers * HOPPER_ROWS)
+
+    def each(width: int) -> float:
+        """Microseconds of a tile of 64 rows by 128 columns."""
+        return 0.1 + 0.0024 * width
+
+    def candidate(pieces: int) -> tuple[float, Plan]:
+        """What it takes, and the plan. What is left for a last round may be halved, so that it is a shorter one."""
+        width = padded(-(-tokens // pieces))
+        depth = HOPPER_COLUMNS if width <= 128 else CHUNK
+        rounds, left = divmod(tiles * pieces, num_sms())
+        half = width // 2 if rounds and width % 16 == 0 and 0 < 2 * left <= num_sms() else None
+        time = rounds * each(width) + (each(half or width) if left else 0)
+        return time, Plan(workers=workers, stack=1, tokens=width, last=half, depth=depth)
+
+    counts = range(-(-tokens // MOST_TOKENS), -(-tokens // FEWEST_TOKENS) + 1)
+    return min((candidate(pieces) for pieces in counts), key=lambda each: each[0])[1]
+
+
+def ring_slots(tokens: int, weight: Packed, plan: Plan, *, beside: int = 0) -> int:
+    """Slots of the ring of a block: as many as fit beside so many bytes, if the plan does not say."""
+    grouping = grouping_of(weight)
+    words = 0 if grouping is None else grouping.words
+    row = plan.depth * bits(weight.coding) // 8 + 4 * words
+    width = plan.tokens or padded(tokens)
+    slot = plan.rows * row + width * plan.depth * 2
+    return plan.slots or min((SHARED_BYTES - beside) // slot, MOST_BARRIERS)
