@@ -3,7 +3,7 @@
     python -m benchmarks.h200_few_bits --json few_bits.json [--only steps,serve] [--ways bf16,int4] [--budget-s 600]
 
 Every engine and server has a process of its own, with random weights of the real sizes. `benchmarks/h200_quant.py` and
-`h200_fp8.py` measure the products alone.
+`h200_fp8.py` measure the products alone, and `h200_pages.py` attention.
 """
 
 import argparse
@@ -72,8 +72,10 @@ WAYS = {
     "int4-kv8": Way(("--kv_cache_dtype=fp8",), AWQ),
     "int8-kv8": Way(("--quantization=int8", "--kv_cache_dtype=fp8")),
     "fp8-kv8": Way(("--quantization=fp8", "--kv_cache_dtype=fp8")),
+    "bf16-kvint8": Way(("--kv_cache_dtype=int8",)),
+    "fp8-kvint8": Way(("--quantization=fp8", "--kv_cache_dtype=int8")),
 }
-STEP_WAYS = ("bf16", "int4", "int8", "fp8-kv8")
+STEP_WAYS = ("bf16", "int4", "int8", "fp8-kv8", "fp8-kvint8")
 SERVE_WAYS = ("int4-kv8", "int8-kv8", "fp8-kv8")
 
 

@@ -1,14 +1,17 @@
 """Pages of keys and values as sequences leave them, and what queries attend to in them."""
 
+import jax.numpy as jnp
 import numpy as np
 
+from hex_llm.kernels.paged_attention.pages import Pages, rounded, value
 from hex_llm.kernels.window import Window
 
 SCALE = 0.1
 
 
 def random_pages(rng, lengths, *, kv_heads, head_dim, page_size, dtype):
-    """Pages and their table; what no sequence has written is NaN."""
+    """Pages and their table; what no sequence has written is NaN. Of int8 the numbers that those pages stand for, as
+    NumPy has no pages with scales."""
     counts = -(-np.asarray(lengths) // page_size)
     table = np.zeros((len(lengths), max(counts) + 2), np.int32)
     table[np.arange(table.shape[1]) < counts[:, None]] = rng.permutation(np.arange(1, counts.sum() + 1))
@@ -17,7 +20,15 @@ def random_pages(rng, lengths, *, kv_heads, head_dim, page_size, dtype):
         for position in range(length):
             page = row[position // page_size]
             pages[page, :, :, position % page_size] = rng.standard_normal((2, kv_heads, head_dim))
+    if dtype == np.int8:
+        pages *= rng.uniform(0.1, 1, (*pages.shape[:-1], 1))  # unlike scales, so that a wrong one shows
+        return np.asarray(value(rounded(jnp.asarray(pages), dtype))), table
     return pages.astype(dtype), table
+
+
+def kept(pages, dtype) -> Pages:
+    """Those of `random_pages`, as kernels get them."""
+    return rounded(jnp.asarray(pages), jnp.int8) if dtype == np.int8 else jnp.asarray(pages)
 
 
 def expected(q, pages, table, new, old, *, window=None, soft_cap=None, sinks=None):

@@ -1,4 +1,4 @@
-"""What `gpu_decode_narrow` means, in plain JAX: numbers are where that module's names for them say."""
+"""What `gpu_decode_narrow` and `gpu_scales.load` mean, in plain JAX: numbers are where those names say."""
 
 from typing import Any
 
@@ -13,6 +13,14 @@ def load_keys(ref: Any) -> Array:
 
 
 def load_values(ref: Any) -> Array:
+    return _loaded(ref)
+
+
+def load_scales(ref: Any, _: int) -> Array:
+    return _loaded(ref)
+
+
+def _loaded(ref: Any) -> Array:
     loaded = ref[...]
     # Each thread tells a barrier itself that the slot is free, after what it has loaded. In the simulator a warpgroup
     # does, whose reads are then not taken to have ended.

@@ -37,7 +37,7 @@ from jax._src.state.primitives import ref_swap
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels.paged_attention import gpu_decode_narrow
+from hex_llm.kernels.paged_attention import gpu_decode_narrow, gpu_scales
 from tests.kernels import narrow
 
 BLOCKS, TASKS = 256, 1000  # of a kernel and of a block, with clocks of their own; where two share one, a race can hide
@@ -239,6 +239,7 @@ def simulation(*, all_phases: bool = False) -> Iterator[list[Any]]:
         patch.setattr(pl, "run_state", run_state)
         for name in ("load_keys", "load_values", "keys", "values", "turned_back"):  # it has no inlined instructions
             patch.setattr(gpu_decode_narrow, name, getattr(narrow, name))
+        patch.setattr(gpu_scales, "load", narrow.load_scales)
         patch.setattr(
             primitives, "wgmma_accumulator_store", lambda accumulator, value: ref_swap(accumulator, EVERYTHING, value)
         )

@@ -13,14 +13,24 @@ from hex_llm.kernels.paged_attention.gpu_decode import decode, plan_decode
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import HEAD_DIMS
 from hex_llm.kernels.paged_attention.gpu_prefill import prefill
 from hex_llm.kernels.paged_attention.gpu_prefill_plan import geometry, plan_prefill
+from hex_llm.kernels.paged_attention.pages import rounded
 
 BUFFER_ALIGNMENT = 1024  # bytes: where Pallas begins each buffer
 PLAIN_ALIGNMENT = 128  # what a copy wants of memory that is not swizzled
+RUN_ALIGNMENT = 16  # and where the bytes also lie in one run of global memory, if Mosaic knows them to be there
 SWIZZLED_ROWS = 8  # a swizzle repeats after these, and a copy has to begin where it does
-DTYPES = (jnp.bfloat16, jnp.float8_e4m3fn)
+DTYPES = (jnp.bfloat16, jnp.float8_e4m3fn, jnp.int8)
 
 
-def alignment_of(ref: Any) -> tuple[int, int]:
+def is_one_run(ref: Any) -> bool:
+    """Whether a part of an array lies in one run of memory: nothing that is left out lies between."""
+    [indexer] = [t for t in ref.transforms if hasattr(t, "indices")]
+    sizes = [index.size if isinstance(index, pl.Slice) else 1 for index in indexer.indices]
+    first = next((i for i, size in enumerate(sizes) if size > 1), len(sizes))
+    return tuple(sizes[first + 1 :]) == tuple(indexer.shape[first + 1 :])
+
+
+def alignment_of(ref: Any, run: bool = False) -> tuple[int, int]:
     """What surely divides the address of a part of a buffer, and what has to."""
     swizzle = next((t.swizzle for t in ref.transforms if hasattr(t, "swizzle")), None)
     indexers = [t for t in ref.transforms if hasattr(t, "indices")]
@@ -42,7 +52,9 @@ def alignment_of(ref: Any) -> tuple[int, int]:
             if is_slice:
                 kept.append(dimension)
         dimensions = kept
-    return divisor, SWIZZLED_ROWS * swizzle if swizzle else PLAIN_ALIGNMENT
+    if swizzle:
+        return divisor, SWIZZLED_ROWS * swizzle
+    return divisor, RUN_ALIGNMENT if run else PLAIN_ALIGNMENT
 
 
 @pytest.fixture
@@ -52,7 +64,8 @@ def copies(monkeypatch):
 
     def record(function, place):
         def copy(*args, **options):
-            found.append(alignment_of(args[place]))
+            in_bounds = options.get("oob_mode") == plgpu.OOBFillMode.PROMISE_IN_BOUNDS
+            found.append(alignment_of(args[place], in_bounds and is_one_run(args[1 - place])))
             return function(*args, **options)
 
         return copy
@@ -65,9 +78,9 @@ def copies(monkeypatch):
 
 
 def arrays(tokens, heads, kv_heads, head_dim, page_size, dtype):
-    shapes: list = [((tokens, heads, head_dim), jnp.bfloat16), ((9, 2, kv_heads, page_size, head_dim), dtype)]
-    shapes += [((4, 40), jnp.int32), ((5,), jnp.int32), ((4,), jnp.int32)]
-    return [jax.ShapeDtypeStruct(*each) for each in shapes]
+    q = jax.ShapeDtypeStruct((tokens, heads, head_dim), jnp.bfloat16)
+    pages = jax.eval_shape(lambda: rounded(jnp.zeros((9, 2, kv_heads, page_size, head_dim)), dtype))
+    return q, pages, *(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((4, 40), (5,), (4,)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

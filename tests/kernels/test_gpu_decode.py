@@ -14,7 +14,7 @@ from hex_llm.kernels.paged_attention import gpu_decode
 from hex_llm.kernels.paged_attention.gpu_decode import Tuning, decode, plan_decode, refusal
 from hex_llm.kernels.paged_attention.gpu_decode_plan import max_chunks
 from hex_llm.kernels.window import Window
-from tests.kernels.contexts import SCALE, expected, random_pages, seen_by, spoil_unseen
+from tests.kernels.contexts import SCALE, expected, kept, random_pages, seen_by, spoil_unseen
 
 MANY_CHUNKS = Tuning(chunk_cost=0, uneven_cost=64, merge_cost=0)
 
@@ -134,18 +134,28 @@ def test_the_queries_of_a_row_are_among_those_that_are_copied_for_it(seqs, heads
 one_program = jax.jit(plan_decode, static_argnames=("num_kv_heads", "window", "num_cores", "tuning"))
 
 
-def run(q, pages, table, lengths, *, tuning=None, cores=3, window=None, sinks=None, **options):
+def run(q, pages, table, lengths, *, tuning=None, cores=3, window=None, sinks=None, dtype=None, **options):
+    pages = kept(pages, dtype)
     tuning = tuning or gpu_decode.tuning_for(q.shape[2], pages.dtype)
     plan = one_program(
         jnp.asarray(lengths, jnp.int32), num_kv_heads=pages.shape[2], window=window, num_cores=cores, tuning=tuning
     )
-    arrays = (jnp.asarray(x) for x in (q, pages, table))
     sinks = None if sinks is None else jnp.asarray(sinks)
-    out = decode(*arrays, plan, scale=SCALE, window=window, sinks=sinks, tuning=tuning, **options)
+    out = decode(
+        jnp.asarray(q),
+        pages,
+        jnp.asarray(table),
+        plan,
+        scale=SCALE,
+        window=window,
+        sinks=sinks,
+        tuning=tuning,
+        **options,
+    )
     return np.asarray(out, np.float32)
 
 
-BF16, FP8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
+BF16, FP8, INT8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.int8
 
 
 def compare(lengths, heads, kv_heads, head_dim, page_size, dtype, *, tuning=None, cores=3, **options):
@@ -156,7 +166,7 @@ def compare(lengths, heads, kv_heads, head_dim, page_size, dtype, *, tuning=None
     q = rng.standard_normal((len(lengths), heads, head_dim), np.float32).astype(BF16)
     new, old = [min(length, 1) for length in lengths], [max(length - 1, 0) for length in lengths]
     spoilt = spoil_unseen(pages, table, new, old, options.get("window"))
-    got = run(q, spoilt, table, lengths, tuning=tuning, cores=cores, **options)
+    got = run(q, spoilt, table, lengths, tuning=tuning, cores=cores, dtype=dtype, **options)
     want = expected(q, pages, table, [1] * len(lengths), np.subtract(lengths, 1), **options)
     np.testing.assert_allclose(got, want, atol=1.5e-2, rtol=0)
 
@@ -177,6 +187,10 @@ def compare(lengths, heads, kv_heads, head_dim, page_size, dtype, *, tuning=None
         ([90, 0, 300], 8, 2, 128, 32, FP8, {"tuning": MANY_CHUNKS, "soft_cap": 3.0}),
         ([70, 200], 16, 2, 256, 64, FP8, {"window": Window(75)}),
         ([70, 130], 3, 1, 96, 32, FP8, {}),
+        ([90, 0, 300], 8, 2, 128, 32, INT8, {"tuning": MANY_CHUNKS, "soft_cap": 3.0}),
+        ([150, 0, 101, 9], 14, 2, 64, 8, INT8, {"window": Window(75)}),
+        ([70, 200], 16, 2, 256, 64, INT8, {"sinks": np.tile(SINKS, 2)}),
+        ([70, 130, 1], 3, 1, 96, 16, INT8, {"window": Window(100, chunked=True), "tuning": MANY_CHUNKS}),
         ([150, 101, 300, 1], 4, 2, 64, 32, BF16, {"window": Window(100, chunked=True), "tuning": MANY_CHUNKS}),
         ([70, 0, 257, 5], 6, 2, 64, 32, BF16, {"sinks": SINKS[:6], "tuning": MANY_CHUNKS}),
         ([70, 1], 8, 1, 128, 32, BF16, {"sinks": SINKS, "soft_cap": 3.0, "window": Window(60, chunked=True)}),
@@ -194,6 +208,10 @@ def compare(lengths, heads, kv_heads, head_dim, page_size, dtype, *, tuning=None
         "fp8",
         "fp8-head-256",
         "fp8-head-96",
+        "int8",
+        "int8-window",
+        "int8-head-256-sinks",
+        "int8-head-96",
         "chunked-window",
         "sinks",
         "sinks-cap-chunked-window",
@@ -205,7 +223,7 @@ def test_the_kernel_gives_the_reference_s_result(lengths, heads, kv_heads, head_
 
 @pytest.mark.usefixtures("simulator")
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("dtype", [BF16, FP8])
+@pytest.mark.parametrize("dtype", [BF16, FP8, INT8])
 def test_tiles_that_follow_each_other_in_a_block_keep_off_each_other_s_memory(dtype, workers):
     compare([300, 150, 70], 4, 1, 64, 32, dtype, tuning=Tuning(slots=2, workers=workers), cores=1)
 
@@ -255,8 +273,12 @@ def test_rows_that_hold_no_query_have_no_weights():
         ((4, 32, 80), (9, 2, 8, 32, 80), jnp.bfloat16, "head_dim is 80, not one of 64, 96, 128, 256"),
         ((4, 32, 128), (9, 2, 1, 32, 128), jnp.bfloat16, "32 query heads for 1 kv heads"),
         ((4, 32, 128), (9, 2, 8, 48, 128), jnp.bfloat16, "page size is 48, not 8, 16, 32 or a multiple of 64"),
-        ((4, 32, 128), (9, 2, 8, 32, 128), jnp.float32, "pages of float32"),
-        ((4, 32, 128), (9, 2, 8, 32, 128), jnp.int8, "pages of int8 are not bfloat16 with bfloat16 or float8_e4m3fn"),
+        (
+            (4, 32, 128),
+            (9, 2, 8, 32, 128),
+            jnp.float32,
+            "pages of float32 are not bfloat16 with one of bfloat16, float8_e4m3fn, int8",
+        ),
     ],
 )
 def test_shapes_it_does_not_do_are_refused_with_the_reason(q_shape, pages_shape, pages_dtype, reason):

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hex_llm.kernels.paged_attention import gpu_decode_narrow
 from hex_llm.kernels.quant_matmul import gpu_decode
 from hex_llm.kernels.quant_matmul.gpu_layout import _shifts
 from hex_llm.kernels.quant_matmul.weight import TABLES, bits
@@ -63,6 +64,13 @@ def numbers(coding: str, codes: np.ndarray) -> np.ndarray:
     shifts = np.asarray(_shifts(coding)).reshape(-1)  # pyright: ignore[reportArgumentType]
     word = sum(int(code) << int(shift) for code, shift in zip(codes, shifts, strict=True))
     return np.concatenate([halves(pair) for pair in gpu_decode._numbers(word, coding)])  # pyright: ignore[reportArgumentType]
+
+
+def test_every_number_of_int8_pages_is_the_same_in_bfloat16(monkeypatch):
+    monkeypatch.setattr(gpu_decode_narrow, "_asm", run)
+    for word in np.arange(256, dtype=np.uint8).reshape(-1, 4):
+        pairs = [gpu_decode_narrow._whole_numbers(int(word.view(np.uint32)[0]), pair) for pair in range(2)]
+        np.testing.assert_array_equal(np.concatenate([halves(pair) for pair in pairs]), word.view(np.int8))
 
 
 @pytest.mark.parametrize("coding", ["int8", "int4", "nf4", "fp4", "mxfp4", "fp8"])

@@ -1,7 +1,5 @@
 """Prefill attention for Hopper, without one: its plan, and its kernel in a simulator that looks for races."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -13,9 +11,9 @@ from hex_llm.kernels.paged_attention import gpu_prefill_sizes
 from hex_llm.kernels.paged_attention.gpu_prefill import prefill
 from hex_llm.kernels.paged_attention.gpu_prefill_plan import ITEM, geometry, plan_prefill
 from hex_llm.kernels.window import Window
-from tests.kernels.contexts import SCALE, expected, random_pages, seen_by, spoil_unseen
+from tests.kernels.contexts import SCALE, expected, kept, random_pages, seen_by, spoil_unseen
 
-BF16, FP8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
+BF16, FP8, INT8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.int8
 SINKS = np.asarray([1, -3, 0, 4, 2.5, -100], ml_dtypes.bfloat16)
 
 
@@ -133,7 +131,7 @@ def small_chip(monkeypatch):
     monkeypatch.setattr(gpu_prefill_sizes, "MOST_STAGES", 2)
 
 
-def run(q, pages, table, new, old, *, first=0, window=None, soft_cap=None, sinks=None):
+def run(q, pages, table, new, old, *, first=0, window=None, soft_cap=None, sinks=None, dtype=None):
     cu_q = jnp.asarray(np.concatenate([[0], np.cumsum(new)]), jnp.int32)
     kv_len = jnp.asarray(np.where(np.asarray(new) > 0, np.add(new, old), 0), jnp.int32)
     plan = one_program(
@@ -148,7 +146,7 @@ def run(q, pages, table, new, old, *, first=0, window=None, soft_cap=None, sinks
         window=window,
     )
     sinks = None if sinks is None else jnp.asarray(sinks)
-    arrays: Any = (jnp.asarray(x) for x in (q, pages, table))
+    arrays = jnp.asarray(q), kept(pages, dtype), jnp.asarray(table)
     return np.asarray(prefill(*arrays, plan, scale=SCALE, window=window, soft_cap=soft_cap, sinks=sinks), np.float32)
 
 
@@ -159,7 +157,7 @@ def compare(new, old, heads, head_dim, page_size, dtype, *, first=0, **options):
     )  # fmt: skip
     q = rng.standard_normal((-(-sum(new) // 8) * 8, heads[0], head_dim), np.float32).astype(BF16)
     spoilt = spoil_unseen(pages, table, new, old, options.get("window"))
-    got = run(q, spoilt, table, new, old, first=first, **options)
+    got = run(q, spoilt, table, new, old, first=first, dtype=dtype, **options)
     rows = slice(sum(new[:first]), sum(new))
     want = expected(q, pages, table, new, old, **options)
     np.testing.assert_allclose(got[rows], want[rows], atol=2**-7, rtol=2**-8)
@@ -175,6 +173,10 @@ def compare(new, old, heads, head_dim, page_size, dtype, *, first=0, **options):
         ([150], [10], (1, 1), 64, 320, BF16, {}),
         ([20, 5], [70, 1], (16, 1), 256, 16, BF16, {}),
         ([40, 9], [140, 0], (4, 1), 128, 16, FP8, {}),
+        ([40, 9], [140, 0], (4, 1), 128, 16, INT8, {"soft_cap": 3.0}),
+        ([90, 40], [150, 3], (4, 2), 64, 8, INT8, {"window": Window(70)}),
+        ([20, 5], [70, 1], (16, 1), 256, 32, INT8, {}),
+        ([20, 13], [900, 200], (5, 1), 96, 64, INT8, {"sinks": SINKS[:5]}),
         ([90, 40], [150, 3], (4, 2), 64, 32, BF16, {"window": Window(100, chunked=True)}),
         ([20, 13], [900, 200], (5, 1), 64, 8, BF16, {"sinks": SINKS[:5], "window": Window(505, chunked=True)}),
         ([40, 30], [150, 3], (6, 2), 64, 32, BF16, {"sinks": SINKS[:6], "soft_cap": 3.0, "window": Window(60)}),
@@ -186,6 +188,10 @@ def compare(new, old, heads, head_dim, page_size, dtype, *, first=0, **options):
         "large-page",
         "head-256",
         "fp8",
+        "int8-cap",
+        "int8-window",
+        "int8-head-256",
+        "int8-head-96-split-sinks",
         "chunked-window",
         "split-sinks-chunked-window",
         "sinks-cap-window",
@@ -196,7 +202,7 @@ def test_the_kernel_gives_the_reference_s_result(new, old, heads, head_dim, page
 
 
 @pytest.mark.usefixtures("small_chip", "simulator")
-@pytest.mark.parametrize("dtype", [BF16, FP8])
+@pytest.mark.parametrize("dtype", [BF16, FP8, INT8])
 def test_items_that_follow_each_other_in_a_block_keep_off_each_other_s_memory(monkeypatch, dtype):
     monkeypatch.setattr(hopper, "SMS", 1)
     compare([9, 20, 5, 3], [140, 300, 260, 0], (4, 1), 64, 32, dtype)

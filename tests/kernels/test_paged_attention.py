@@ -206,8 +206,16 @@ def test_whole_numbers_and_their_scale_are_off_by_at_most_half_a_127th_of_the_la
         ([(12, 75), (7, 7)], {"prompts_only": True}),
         ([(1, 90), (1, 1)], {}),
         ([(1, 90), (9, 80)], {"pages_dtype": FP8}),
+        ([(1, 90), (1, 200), (9, 80), (70, 70)], {"pages_dtype": jnp.int8}),
     ],
-    ids=["decodes-and-prompts-in-a-window", "chunked-window-and-sinks", "prompts", "decodes-in-a-mixed-bucket", "fp8"],
+    ids=[
+        "decodes-and-prompts-in-a-window",
+        "chunked-window-and-sinks",
+        "prompts",
+        "decodes-in-a-mixed-bucket",
+        "fp8",
+        "int8",
+    ],
 )
 def test_the_kernels_for_hopper_share_a_batch(monkeypatch, lengths, options):
     monkeypatch.setattr(hopper, "SMS", 2)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from hex_llm.kernels.batch import Batch
-from hex_llm.kernels.paged_attention.pages import value
+from hex_llm.kernels.paged_attention.pages import rounded, value
 from hex_llm.kernels.rms import Rms, rms_norm
 from hex_llm.kernels.rope_write import api, gpu, reference
 
-BF16, FP8 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float8_e4m3fn)
+BF16, FP8, INT8 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.int8)
 PAGES, PAGE_SIZE = 6, 8
 Q, K = slice(0, 4), slice(4, 6)  # heads of queries and of keys, where there are 4 and 2
 
@@ -21,7 +21,7 @@ def inputs(num_tokens, *, heads=4, kv_heads=2, head_dim=64, parts=1, rows=None, 
     dtype = jnp.float32 if parts > 1 else jnp.bfloat16
     qkv = jnp.asarray(rng.standard_normal((parts, rows or num_tokens, width)), dtype)
     angles = jnp.asarray(rng.uniform(0, 6, (num_tokens, 1, head_dim // 2)), jnp.float32)
-    pages = jnp.asarray(rng.standard_normal((PAGES, 2, kv_heads, PAGE_SIZE, head_dim)), pages_dtype)
+    pages = rounded(jnp.asarray(rng.standard_normal((PAGES, 2, kv_heads, PAGE_SIZE, head_dim))), pages_dtype)
     places = jnp.asarray(rng.permutation(PAGES * PAGE_SIZE)[:num_tokens], jnp.int32)
     unused = jnp.zeros(0, jnp.int32)
     batch = Batch(
@@ -67,6 +67,8 @@ def options(qkv, head_dim, *, bias=False, norms=False, plus_one=False):
         ({"num_tokens": 2, "parts": 2}, {"rotated": False, "bias": True, "norms": True}),
         ({"num_tokens": 3, "heads": 8, "kv_heads": 4, "head_dim": 128, "pages_dtype": FP8}, {}),
         ({"num_tokens": 2, "parts": 2, "pages_dtype": FP8}, {"bias": True}),
+        ({"num_tokens": 3, "heads": 8, "kv_heads": 4, "head_dim": 128, "pages_dtype": INT8}, {"norms": True}),
+        ({"num_tokens": 2, "heads": 3, "kv_heads": 1, "head_dim": 96, "parts": 2, "pages_dtype": INT8}, {}),
     ],
     ids=[
         "parts",
@@ -82,6 +84,8 @@ def options(qkv, head_dim, *, bias=False, norms=False, plus_one=False):
         "normed-and-not-rotated",
         "fp8",
         "fp8-heads-of-64",
+        "int8",
+        "int8-heads-of-96",
     ],
 )
 def test_queries_and_pages_are_the_reference_s(shape, family):
@@ -90,12 +94,13 @@ def test_queries_and_pages_are_the_reference_s(shape, family):
     given = options(qkv, pages.shape[4], **family)
     want = reference.rope_write(qkv, tables, pages, batch, BF16, **given)
     got = gpu.rope_write(qkv, tables, pages, batch.write_page, batch.write_offset, BF16, **given)
-    for mine, theirs in zip(got, want, strict=True):
+    for mine, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype)
         # Multiplied and added in one rounding or in two: the last bit may differ.
         last_bit = 2**-3 if mine.dtype == FP8 else 2**-7
-        np.testing.assert_allclose(mine.astype(jnp.float32), theirs.astype(jnp.float32), rtol=last_bit, atol=1e-6)
-    changed = np.asarray((got[1] != pages).any(axis=(1, 2, 4)))
+        whole = 1 if mine.dtype == INT8 else 1e-6
+        np.testing.assert_allclose(mine.astype(jnp.float32), theirs.astype(jnp.float32), rtol=last_bit, atol=whole)
+    changed = np.asarray((value(got[1]) != value(pages)).any(axis=(1, 2, 4)))
     assert changed.sum() == shape["num_tokens"]
     assert changed[batch.write_page, batch.write_offset].all()
 

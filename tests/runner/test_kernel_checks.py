@@ -55,6 +55,19 @@ def test_heads_that_the_kernel_does_not_do_are_told_of(tmp_path, caplog):
     assert "groups of 17 query heads" in caplog.text
 
 
+@pytest.mark.parametrize("block_size", [8, 32])
+def test_kernels_for_hopper_take_pages_of_every_type_and_those_for_tpus_all_but_int8(block_size, caplog):
+    def told(on: str, kv_cache_dtype: str) -> bool:
+        caplog.clear()
+        flags = {"dtype": "bfloat16", "max_model_len": 512, "block_size": block_size}
+        with caplog.at_level(logging.WARNING, "hex_llm"):
+            plan(on, model="meta-llama/Llama-3.1-8B", kv_cache_dtype=kv_cache_dtype, **flags)
+        return "Attention will be slow" in caplog.text
+
+    assert [told("gpu", each) for each in ("auto", "fp8", "int8")] == [False, False, False]
+    assert [told("tpu", each) for each in ("auto", "fp8", "int8")] == [False, False, True]
+
+
 def test_pages_for_tpus_have_whole_tiles_and_are_planned_so(tmp_path):
     def block(head_dim: int) -> int:
         return plan(model=str(write_llama(tmp_path / str(head_dim), head_dim=head_dim))).needs.block

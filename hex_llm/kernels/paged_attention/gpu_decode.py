@@ -35,6 +35,8 @@ from hex_llm.kernels.paged_attention.gpu_decode_plan import DEFAULT, DecodePlan,
 from hex_llm.kernels.paged_attention.gpu_decode_rows import attend_rows
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import Q_SLOTS, SWIZZLE_ROWS, Sizes, refusal, sizes_of
 from hex_llm.kernels.paged_attention.gpu_decode_tile import Softmax
+from hex_llm.kernels.paged_attention.gpu_scales import in_parts
+from hex_llm.kernels.paged_attention.pages import SCALE, Pages
 from hex_llm.kernels.window import Window
 
 __all__ = ["DEFAULT", "DecodePlan", "Tuning", "decode", "plan_decode", "refusal", "tuning_for"]
@@ -43,7 +45,7 @@ __all__ = ["DEFAULT", "DecodePlan", "Tuning", "decode", "plan_decode", "refusal"
 @functools.partial(jax.jit, static_argnames=("scale", "window", "soft_cap", "out_rows", "tuning"))
 def decode(
     q: Array,  # [S, N, H]
-    pages: Array,  # [P, 2, K, page, H]
+    pages: Pages,  # [P, 2, K, page, H]
     page_table: Array,  # [S, B] int32
     plan: DecodePlan,
     *,
@@ -77,7 +79,7 @@ def _swizzled(columns: int, dtype: Any) -> tuple:
 
 
 def _attend(
-    q: Array, pages: Array, page_table: Array, plan: DecodePlan, sizes: Sizes, softmax: Softmax
+    q: Array, pages: Pages, page_table: Array, plan: DecodePlan, sizes: Sizes, softmax: Softmax
 ) -> tuple[Array, Array]:
     """Every chunk's average [rows, max_chunks, G, H] and log2-sum-exp [rows, max_chunks, MMA_ROWS]."""
     z = sizes
@@ -88,7 +90,7 @@ def _attend(
     if z.in_registers:
         q = in_key_order(q)
     attend = attend_columns if z.turned else attend_rows
-    copies = 2 * (z.tile // z.part)
+    numbers, scales = in_parts(pages, z.part)
 
     def swizzled(*shape: int, dtype: Any) -> Any:
         return plgpu.SMEM(shape, dtype, transforms=_swizzled(shape[-1], dtype))
@@ -123,8 +125,9 @@ def _attend(
             plgpu.SMEM((z.workers, *staged), jnp.float32),
             weights,
             swizzled(z.slots, 2, z.tile, z.head_dim, dtype=z.pages_dtype),
+            plgpu.SMEM((z.slots, 2, z.tile), SCALE) if z.scaled else None,
             swizzled(z.workers, 2, z.tile, z.head_dim, dtype=z.dtype) if z.widened else None,
-            plgpu.Barrier(num_arrivals=copies, num_barriers=z.slots),
+            plgpu.Barrier(num_arrivals=z.copies, num_barriers=z.slots),
             plgpu.Barrier(num_arrivals=z.workers, num_barriers=z.slots),
             plgpu.Barrier(num_arrivals=z.q_rows // SWIZZLE_ROWS, num_barriers=Q_SLOTS),
             plgpu.Barrier(num_arrivals=z.workers, num_barriers=Q_SLOTS),
@@ -132,7 +135,8 @@ def _attend(
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )(
         q.reshape(-1, SWIZZLE_ROWS, z.head_dim),
-        pages.reshape(-1, z.part, z.head_dim),
+        numbers,
+        scales,
         page_table,
         plan.sequences,
         plan.shares,

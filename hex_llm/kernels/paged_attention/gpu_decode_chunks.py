@@ -12,6 +12,7 @@ from hex_llm.kernels.paged_attention.gpu_decode_sizes import Sizes
 class Refs(NamedTuple):
     q: Any  # [blocks, 8, H]
     pages: Any  # [P * 2 * K * parts per page, part, H]
+    scales: Any  # [P * 2 * K * parts per page, part]; None where pages have none
     table: Any  # [S, B]
     sequences: Any
     shares: Any
@@ -21,6 +22,7 @@ class Refs(NamedTuple):
     out_smem: Any  # [workers, MMA_ROWS, out_columns]; turned: [workers, q_rows, H]
     weights_smem: Any  # turned: [workers, q_rows, tile]; otherwise None
     kv_smem: Any  # [slots, 2, tile, H]
+    scales_smem: Any  # [slots, 2, tile], or None
     wide_smem: Any  # [workers, 2, tile, H]: a tile of 8-bit pages in 16 bits; None where they are read as they are
     full: Any
     empty: Any

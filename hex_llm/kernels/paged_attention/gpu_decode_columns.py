@@ -17,7 +17,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from hex_llm.kernels.paged_attention import gpu_decode_narrow
 from hex_llm.kernels.paged_attention.gpu_decode_chunks import Chunk, Refs, Turns, for_each_chunk
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import Q_SLOTS, Sizes
-from hex_llm.kernels.paged_attention.gpu_decode_tile import Softmax, clear_unseen
+from hex_llm.kernels.paged_attention.gpu_decode_tile import Softmax, clear_unseen, tile_scales
+from hex_llm.kernels.paged_attention.gpu_scales import scaled
 
 TURN = (1, 0)
 
@@ -42,12 +43,14 @@ def attend_columns(refs: Refs, sizes: Sizes, softmax: Softmax, worker: Array) ->
             first, end = begin - start, chunk.length - start  # what is seen, as positions in the tile
             partly_seen = end < sizes.tile if softmax.window is None else (end < sizes.tile) | (first > 0)
             plgpu.barrier_wait(refs.full.at[slot])
+            key_scales, value_scales = tile_scales(refs, slot, 0, first, end)
             if sizes.in_registers:
-                pl.when(partly_seen)(functools.partial(clear_unseen, refs.kv_smem.at[slot, 1], first, end))
+                if not sizes.scaled:
+                    pl.when(partly_seen)(functools.partial(clear_unseen, refs.kv_smem.at[slot, 1], first, end))
                 products, tile_values = _narrow_product(refs, slot, q_slot, sizes)
             else:
                 products, tile_values = _product(refs.kv_smem.at[slot, 0], refs.q_smem.at[q_slot], sizes), None
-            scores = softmax.scores(products)
+            scores = softmax.scores(scaled(products, key_scales, 0))
             position = plgpu.broadcasted_iota(jnp.int32, scores.shape, 0, layout=plgpu.Layout.WGMMA)
             seen = position < end
             if softmax.window is not None:
@@ -59,13 +62,12 @@ def attend_columns(refs: Refs, sizes: Sizes, softmax: Softmax, worker: Array) ->
             # Every thread has the sums of its own rows, which are added up once, at the end.
             weight = weight * _spread(decay, weight.shape) + weights
             values = values * _spread(decay, values.shape)
+            weights = scaled(weights, value_scales, 0)
             refs.weights_smem.at[worker].transpose(TURN)[...] = weights.astype(sizes.dtype)
             if tile_values is None:
-                tile_values = refs.kv_smem.at[slot, 1]
-                pl.when(partly_seen)(functools.partial(clear_unseen, tile_values, first, end))
-                tile_values = tile_values.transpose(TURN)
+                pl.when(partly_seen)(functools.partial(clear_unseen, refs.kv_smem.at[slot, 1], first, end))
             plgpu.commit_smem()
-            values = _add_product(values, tile_values, refs.weights_smem, worker)
+            values = _add_product(values, tile_values, refs, slot, worker)
             if not sizes.in_registers:
                 plgpu.barrier_arrive(refs.empty.at[slot])
             return values, new_largest, weight, turn + 1
@@ -115,11 +117,13 @@ def _narrow_product(refs: Refs, slot: Array, q_slot: Array, sizes: Sizes) -> tup
     return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((sizes.tile, sizes.q_rows), jnp.float32))
 
 
-def _add_product(sums: Array, values: Any, weights_ref: Any, worker: Array) -> Array:
-    """`sums` [H, Q] plus the values [H, tile] of a tile, in shared memory or registers, times a worker's weights."""
+def _add_product(sums: Array, values: Array | None, refs: Refs, slot: Array, worker: Array) -> Array:
+    """`sums` [H, Q] plus values [H, tile], from registers or else from a slot, times a worker's weights."""
 
     def multiply(sums_ref: Any) -> None:
-        plgpu.wgmma(sums_ref, values, weights_ref.at[worker].transpose(TURN))
+        # Taken from its buffer in here: Pallas does not lower a part that is taken outside.
+        left = refs.kv_smem.at[slot, 1].transpose(TURN) if values is None else values
+        plgpu.wgmma(sums_ref, left, refs.weights_smem.at[worker].transpose(TURN))
 
     total: Any = pl.run_state(multiply)(plgpu.WGMMAAccumulatorRef.init(sums))
     return total

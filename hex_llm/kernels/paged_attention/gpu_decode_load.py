@@ -6,6 +6,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels.hopper import MMA_ROWS
+from hex_llm.kernels.paged_attention import gpu_scales
 from hex_llm.kernels.paged_attention.gpu_decode_chunks import Chunk, Refs, Turns, for_each_chunk
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import Q_SLOTS, SWIZZLE_ROWS, Sizes
 
@@ -17,7 +18,7 @@ def load(refs: Refs, sizes: Sizes) -> None:
         for slot in range(Q_SLOTS):
             refs.q_smem[slot] = zeros  # stays in the rows past q_rows
         plgpu.commit_smem()
-    plgpu.set_max_registers(40, action="decrease")
+    plgpu.set_max_registers(sizes.load_registers, action="decrease")
     parts_per_tile = sizes.tile // sizes.part
     parts_per_page = sizes.page_size // sizes.part
 
@@ -40,6 +41,9 @@ def load(refs: Refs, sizes: Sizes) -> None:
                     block = ((2 * page + kind) * sizes.num_kv_heads + chunk.head) * parts_per_page + place
                     target = refs.kv_smem.at[slot, kind, pl.ds(part * sizes.part, sizes.part)]
                     plgpu.copy_gmem_to_smem(refs.pages.at[block], target, refs.full.at[slot])
+                    if refs.scales is not None:
+                        target = refs.scales_smem.at[slot, kind, pl.ds(part * sizes.part, sizes.part)]
+                        gpu_scales.copy(refs.scales.at[block], target, refs.full.at[slot])
             return turn + 1
 
         # The first tiles to be read need not wait for the kernel in front, but for the one with the last token.

@@ -8,6 +8,7 @@ moving numbers between threads, what belongs together is called by another name:
 - of values, turned, the rows are in another order, and so are those of the sums, which are turned back in the end.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,6 +19,8 @@ from jax.experimental.mosaic.gpu import fragmented_array
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, vector
+
+from hex_llm.kernels.hopper import INT8_PAIRS, INT8_TO_BFLOAT16
 
 WORD = 4  # bytes
 PAIRS = (0, 1)  # of the numbers in a word
@@ -52,6 +55,7 @@ def load_values(ref: Any) -> Array:
 
 def keys(narrow: Array, dtype: Any) -> Array:
     """[tile, H] of `load_keys` -> the same in 16 bits, as wgmma's left operand, with columns in another order."""
+    pair_of = _pair_of(narrow.dtype)
 
     @plgpu.inline_mgpu(
         arg_types=(plgpu.Layout.WGMMA_8BIT,),
@@ -59,7 +63,7 @@ def keys(narrow: Array, dtype: Any) -> Array:
     )
     def convert(_, narrow):
         words = narrow.registers.reshape(narrow.shape[0] // 64, -1, 2)  # 64 rows, 16 columns, half of the rows
-        pairs = [_pair(_word(each), pair) for rows in words for row in rows for pair in PAIRS for each in row]
+        pairs = [pair_of(_word(each), pair) for rows in words for row in rows for pair in PAIRS for each in row]
         return _operand(pairs, narrow.shape, dtype)
 
     return convert(narrow)  # pyright: ignore[reportCallIssue]: Pallas gives the other argument
@@ -68,6 +72,7 @@ def keys(narrow: Array, dtype: Any) -> Array:
 def values(narrow: Array, dtype: Any) -> Array:
     """[tile, H] of `load_values` -> [H, tile] in 16 bits, as wgmma's left operand, with rows in another order."""
     tile, head_dim = narrow.shape
+    pair_of = _pair_of(narrow.dtype)
 
     @plgpu.inline_mgpu(
         arg_types=(turned_layout(head_dim),),
@@ -81,7 +86,7 @@ def values(narrow: Array, dtype: Any) -> Array:
             word, second = divmod(2 * block, WORD)
             for first, other in ((_word(each[0, word]), _word(each[1, word])) for each in words):
                 both = _asm(f"prmt.b32 $0, $1, $2, {0x7362 if second else 0x5140};", first, other)
-                pairs.extend(_pair(both, pair) for pair in PAIRS)
+                pairs.extend(pair_of(both, pair) for pair in PAIRS)
         return _operand(pairs, (head_dim, tile), dtype)
 
     return convert(narrow)  # pyright: ignore[reportCallIssue]: Pallas gives the other argument
@@ -123,10 +128,19 @@ def _word(register: Any) -> Any:
     return word if bits == 32 else llvm.zext(i32, word)
 
 
-def _pair(word: Any, pair: int) -> Any:
+def _pair_of(dtype: Any) -> Callable[[Any, int], Any]:
+    return _whole_numbers if dtype == jnp.int8 else _float8
+
+
+def _float8(word: Any, pair: int) -> Any:
     """The first or the second two numbers of a word of float8, as float16."""
     which = ("low", "high")[pair]
     return _asm(f"mov.b32 {{low, high}}, $1; cvt.rn.f16x2.e4m3x2 $0, {which};", word)
+
+
+def _whole_numbers(word: Any, pair: int) -> Any:
+    """The same of int8, as bfloat16."""
+    return _asm(INT8_TO_BFLOAT16.format(INT8_PAIRS[pair]), word)
 
 
 def _operand(pairs: list[Any], shape: tuple[int, ...], dtype: Any) -> Any:
@@ -141,4 +155,4 @@ def _operand(pairs: list[Any], shape: tuple[int, ...], dtype: Any) -> Any:
 def _asm(text: str, *arguments: Any) -> Any:
     i32 = ir.IntegerType.get_signless(32)
     constraints = ",".join(["=r"] + ["r"] * len(arguments))
-    return llvm.inline_asm(i32, list(arguments), f"{{ .reg .b16 low, high; {text} }}", constraints)
+    return llvm.inline_asm(i32, list(arguments), f"{{ .reg .b16 low, high; .reg .b32 a, b, c; {text} }}", constraints)

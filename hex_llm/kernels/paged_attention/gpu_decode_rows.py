@@ -23,8 +23,10 @@ from hex_llm.kernels.paged_attention.gpu_decode_tile import (
     per_row,
     product,
     spread,
+    tile_scales,
     widen,
 )
+from hex_llm.kernels.paged_attention.gpu_scales import scaled
 
 
 def attend_rows(refs: Refs, sizes: Sizes, softmax: Softmax, worker: Array) -> None:
@@ -44,11 +46,13 @@ def attend_rows(refs: Refs, sizes: Sizes, softmax: Softmax, worker: Array) -> No
             first, end = begin - start, chunk.length - start  # what is seen, as positions in the tile
             plgpu.barrier_wait(refs.full.at[slot])
             place = slot
+            key_scales, value_scales = tile_scales(refs, slot, 1, first, end)
             if sizes.widened:
                 widen(refs, slot, worker)
                 plgpu.barrier_arrive(refs.empty.at[slot])
                 place = worker
-            scores = softmax.scores(product(refs.q_smem.at[q_slot], refs.multiplied.at[place, 0], sizes.tile))
+            products = product(refs.q_smem.at[q_slot], refs.multiplied.at[place, 0], sizes.tile)
+            scores = softmax.scores(scaled(products, key_scales, 1))
             position = plgpu.broadcasted_iota(jnp.int32, scores.shape, 1, layout=plgpu.Layout.WGMMA)
             seen = position < end
             if softmax.window is not None:
@@ -60,8 +64,10 @@ def attend_rows(refs: Refs, sizes: Sizes, softmax: Softmax, worker: Array) -> No
             weight = weight * decay + weights.sum(axis=1)
             values = values * spread(decay, values.shape)
             partly_seen = end < sizes.tile if softmax.window is None else (end < sizes.tile) | (first > 0)
-            pl.when(partly_seen)(functools.partial(clear_unseen, refs.multiplied.at[place, 1], first, end))
-            values = add_product(values, weights.astype(sizes.dtype), refs.multiplied, place)
+            if not sizes.scaled:
+                pl.when(partly_seen)(functools.partial(clear_unseen, refs.multiplied.at[place, 1], first, end))
+            weights = scaled(weights, value_scales, 1).astype(sizes.dtype)
+            values = add_product(values, weights, refs.multiplied, place)
             if not sizes.widened:
                 plgpu.barrier_arrive(refs.empty.at[slot])
             return values, new_largest, weight, turn + 1

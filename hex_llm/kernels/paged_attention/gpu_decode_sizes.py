@@ -10,6 +10,7 @@ from jax.experimental import pallas as pl
 
 from hex_llm.kernels.hopper import MMA_ROWS
 from hex_llm.kernels.paged_attention.gpu_decode_plan import Tuning, max_chunks
+from hex_llm.kernels.paged_attention.pages import SCALE, Pages
 
 SWIZZLE_ROWS = 8  # rows of one swizzled tile in shared memory
 Q_SLOTS = 2  # queries of this chunk and of the next
@@ -18,6 +19,7 @@ REDUCTION_BYTES = 2048  # what Pallas takes for a sum or a maximum over all warp
 RING, TURNED_RING = 128 * 1024, 192 * 1024  # bytes of keys and values under way, if they fit
 HEAD_DIMS = (64, 96, 128, 256)
 LARGEST_GROUP = 16
+PAGES = (jnp.bfloat16, jnp.float8_e4m3fn, jnp.int8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +57,21 @@ class Sizes:
         return self.pages_dtype != self.dtype and not self.in_registers
 
     @property
+    def scaled(self) -> bool:
+        """Do pages have scales?"""
+        return self.pages_dtype == jnp.int8
+
+    @property
+    def copies(self) -> int:
+        """What a tile takes: of each part the keys and the values, and the scales of either."""
+        return self.tile // self.part * (4 if self.scaled else 2)
+
+    @property
+    def load_registers(self) -> int:
+        """Of a thread that loads. Beside two workers there are no more; beside one, enough for the places of scales."""
+        return 40 if self.workers > 1 else 56
+
+    @property
     def max_chunks(self) -> int:
         return max_chunks(self.rows)
 
@@ -82,12 +99,13 @@ def refusal(q_shape: tuple[int, ...], pages_shape: tuple[int, ...], q_dtype: Any
         return f"{num_heads} query heads for {num_kv_heads} kv heads are not groups of at most {LARGEST_GROUP}"
     if page_size % SWIZZLE_ROWS or (64 % page_size and page_size % 64):
         return f"page size is {page_size}, not 8, 16, 32 or a multiple of 64"
-    if q_dtype != jnp.bfloat16 or pages_dtype not in (jnp.bfloat16, jnp.float8_e4m3fn):
-        return f"queries of {q_dtype} with pages of {pages_dtype} are not bfloat16 with bfloat16 or float8_e4m3fn"
+    if q_dtype != jnp.bfloat16 or pages_dtype not in PAGES:
+        known = ", ".join(jnp.dtype(each).name for each in PAGES)
+        return f"queries of {q_dtype} with pages of {pages_dtype} are not bfloat16 with one of {known}"
     return None
 
 
-def sizes_of(q: Array, pages: Array, tuning: Tuning) -> Sizes:
+def sizes_of(q: Array, pages: Pages, tuning: Tuning) -> Sizes:
     num_seqs, num_heads, head_dim = q.shape
     _, _, num_kv_heads, page_size, _ = pages.shape
     group = num_heads // num_kv_heads
@@ -96,8 +114,7 @@ def sizes_of(q: Array, pages: Array, tuning: Tuning) -> Sizes:
     padded = bool(num_seqs * num_heads % SWIZZLE_ROWS) or q_rows > num_seqs * num_heads
     if padded:
         q_rows = _whole_blocks(group)
-    # 8-bit pages are widened to float16, which takes one instruction for two numbers.
-    dtype = jnp.dtype(jnp.bfloat16 if pages.dtype == jnp.bfloat16 else jnp.float16)
+    dtype = multiplied_dtype(pages.dtype)
     narrow = pages.dtype != dtype
     turned = head_dim > 128 or (narrow and head_dim % MMA_ROWS == 0) if tuning.turned is None else tuning.turned
     in_registers = narrow and turned
@@ -111,6 +128,8 @@ def sizes_of(q: Array, pages: Array, tuning: Tuning) -> Sizes:
         fixed += workers * 2 * tuning.tile * head_dim * dtype.itemsize
     slot = 2 * tuning.tile * head_dim * pages.dtype.itemsize
     wanted = tuning.slots or (TURNED_RING if turned else RING) // slot
+    if pages.dtype == jnp.int8:
+        slot += 2 * tuning.tile * jnp.dtype(SCALE).itemsize
     return Sizes(
         num_seqs=num_seqs,
         num_kv_heads=num_kv_heads,
@@ -128,6 +147,12 @@ def sizes_of(q: Array, pages: Array, tuning: Tuning) -> Sizes:
         dtype=dtype,
         pages_dtype=pages.dtype,
     )
+
+
+def multiplied_dtype(pages_dtype: Any) -> Any:
+    """Of keys and values in products: fp8 is widened to float16, which takes one instruction for two numbers. int8
+    becomes bfloat16: beside it are weights times scales, which may be too small for float16."""
+    return jnp.dtype(jnp.float16 if pages_dtype == jnp.float8_e4m3fn else jnp.bfloat16)
 
 
 def _whole_blocks(rows: int) -> int:

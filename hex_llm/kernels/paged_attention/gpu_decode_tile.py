@@ -9,6 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels.hopper import LOG2E, MMA_ROWS
+from hex_llm.kernels.paged_attention import gpu_scales
 from hex_llm.kernels.paged_attention.gpu_decode_chunks import Refs
 from hex_llm.kernels.window import Window
 
@@ -65,6 +66,16 @@ def clear_unseen(values_ref: Any, first: Array, end: Array) -> None:
         seen = (position >= first) & (position < end)
         piece[...] = jnp.where(seen, values, jnp.zeros_like(values)).astype(values_ref.dtype)
     plgpu.commit_smem()
+
+
+def tile_scales(refs: Refs, slot: Array, axis: int, first: Array, end: Array) -> tuple[Array | None, Array | None]:
+    """Of the keys and the values of the tile in a slot, where pages have some. Of values that are not to be seen 0:
+    what others left there may be NaN, as their numbers cannot."""
+    if refs.scales_smem is None:
+        return None, None
+    keys, values = (gpu_scales.load(refs.scales_smem.at[slot, kind], axis) for kind in range(2))
+    position = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=gpu_scales.layout(axis))
+    return keys, jnp.where((position >= first) & (position < end), values, jnp.zeros_like(values))
 
 
 def pieces(head_dim: int, width: int) -> list[Any]:

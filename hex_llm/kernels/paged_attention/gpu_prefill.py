@@ -24,6 +24,8 @@ from hex_llm.kernels.paged_attention.gpu_prefill_compute import LOWEST, compute
 from hex_llm.kernels.paged_attention.gpu_prefill_load import load
 from hex_llm.kernels.paged_attention.gpu_prefill_plan import PrefillPlan
 from hex_llm.kernels.paged_attention.gpu_prefill_sizes import ROWS, Refs, Sizes, sizes_of, swizzled
+from hex_llm.kernels.paged_attention.gpu_scales import in_parts
+from hex_llm.kernels.paged_attention.pages import SCALE, Pages
 from hex_llm.kernels.window import Window
 
 MEMORY = 2  # the warpgroup that loads; 0 and 1 compute
@@ -33,7 +35,7 @@ MEMORY_REGISTERS, COMPUTE_REGISTERS = 40, 232  # together at most what the launc
 @functools.partial(jax.jit, static_argnames=("scale", "window", "soft_cap"))
 def prefill(
     q: Array,  # [T, N, H], rotated
-    pages: Array,  # [P, 2, K, page, H], with this step's keys and values
+    pages: Pages,  # [P, 2, K, page, H], with this step's keys and values
     page_table: Array,  # [S, B]
     plan: PrefillPlan,
     *,
@@ -61,7 +63,7 @@ def prefill(
 
 
 def _attend(
-    q: Array, pages: Array, page_table: Array, plan: PrefillPlan, sizes: Sizes, sinks: Array | None
+    q: Array, pages: Pages, page_table: Array, plan: PrefillPlan, sizes: Sizes, sinks: Array | None
 ) -> tuple[Array, Array | None]:
     """The result [T, N, H] and None, or its parts [C, T, N, H] and their weights' log2 [tiles * C, K, ROWS]."""
     z = sizes
@@ -109,6 +111,10 @@ def _attend(
     }
     if z.widened:
         scratch["narrow_smem"] = plgpu.SMEM((2, z.kv_tile, z.head_dim), z.pages_dtype, transforms=narrow)
+    if z.scaled:
+        scratch["scales_smem"] = plgpu.SMEM((z.stages, 2, z.kv_tile), SCALE)
+        scratch["scales_landed"] = plgpu.Barrier(num_arrivals=z.parts, num_barriers=2)
+    numbers, scales = in_parts(pages, z.part)
     out, *weights = plgpu.kernel(
         body,
         kernel_name="attention_prefill",
@@ -118,8 +124,9 @@ def _attend(
         num_threads=3,
         thread_name="warpgroup",
         scratch_types=scratch,
-        compiler_params=plgpu.CompilerParams(approx_math=True),
-    )(q, pages.reshape(-1, z.part, z.head_dim), page_table, plan.items, plan.num_items, sinks)
+        # Sums and maxima are of rows, which a warp has by itself: they need no shared memory.
+        compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
+    )(q, numbers, scales, page_table, plan.items, plan.num_items, sinks)
     return out, weights[0] if weights else None
 
 

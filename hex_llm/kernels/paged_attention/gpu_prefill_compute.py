@@ -14,7 +14,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels.hopper import LOG2E, MMA_ROWS
+from hex_llm.kernels.paged_attention import gpu_scales
 from hex_llm.kernels.paged_attention.gpu_prefill_sizes import Refs, Sizes, for_each_item
+from hex_llm.kernels.paged_attention.gpu_scales import scaled
 
 LOWEST = -1e30  # finite: a row that has seen nothing yet must not make NaN
 
@@ -78,11 +80,21 @@ def _attend(
     stages = sizes.stages
     scores_type = plgpu.WGMMAAccumulatorRef((MMA_ROWS, sizes.kv_tile), jnp.float32)
 
+    def scales(slot: Array, kind: int) -> Array | None:
+        """Of the keys or the values of a tile that has come."""
+        return None if refs.scales_smem is None else gpu_scales.load(refs.scales_smem.at[slot, kind], 1)
+
+    def wait_for_values(step: Array) -> None:
+        plgpu.barrier_wait(refs.v_full.at[lax.rem(step, stages)])
+
     def settle(step: Array, weights: Array, decay: Array) -> Array:
         """Waits for the product under way, shrinks its sums, and makes the weights of the next one."""
         sums = sums_ref[...]
         pl.when(step > first_step)(lambda: plgpu.barrier_arrive(refs.v_empty.at[lax.rem(step - 1, stages)]))
         sums *= lax.broadcast_in_dim(decay, sums.shape, [0])
+        if sizes.scaled:
+            wait_for_values(step)
+            weights = scaled(weights, scales(lax.rem(step, stages), 1), 1)
         # Left alone, the conversion sinks between two products, which then wait for each other. It cannot come
         # earlier: the new weights take the registers of the old ones, which are read until here.
         weights, sums = lax.optimization_barrier((weights.astype(sizes.dtype), sums))
@@ -95,7 +107,7 @@ def _attend(
         plgpu.barrier_wait(refs.k_full.at[slot])
         plgpu.wgmma(scores_ref, queries, refs.k_smem.at[slot].transpose((1, 0)))
         _pass_turn(refs, warpgroup)
-        scores = scores_ref[...]
+        scores = scaled(scores_ref[...], scales(slot, 0), 1)
         plgpu.barrier_arrive(refs.k_empty.at[slot])
         return scores
 
@@ -107,13 +119,14 @@ def _attend(
         def multiply(scores_ref: Any) -> Array:
             _take_turn(refs, warpgroup)
             plgpu.barrier_wait(refs.k_full.at[next_slot])
-            plgpu.barrier_wait(refs.v_full.at[slot])
+            if not sizes.scaled:
+                wait_for_values(step)
             plgpu.wgmma(scores_ref, queries, refs.k_smem.at[next_slot].transpose((1, 0)))
             plgpu.wgmma(sums_ref, weights, refs.v_smem.at[slot])
             _pass_turn(refs, warpgroup)
             return plgpu.wgmma_accumulator_load(scores_ref, wait_n=1)
 
-        scores = pl.run_scoped(multiply, scores_type)
+        scores = scaled(pl.run_scoped(multiply, scores_type), scales(next_slot, 0), 1)
         plgpu.barrier_arrive(refs.k_empty.at[next_slot])
         return step + 1, _weigh(sizes, warpgroup, item, tile, scores, largest, total, masked)
 
@@ -132,7 +145,8 @@ def _attend(
     slot = lax.rem(step, stages)
     weights = settle(step, weights, decay)
     _take_turn(refs, warpgroup)
-    plgpu.barrier_wait(refs.v_full.at[slot])
+    if not sizes.scaled:
+        wait_for_values(step)
     plgpu.wgmma(sums_ref, weights, refs.v_smem.at[slot])
     _pass_turn(refs, warpgroup)
     sums = sums_ref[...]

@@ -8,6 +8,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from hex_llm.kernels.paged_attention import gpu_scales
 from hex_llm.kernels.paged_attention.gpu_prefill_sizes import Refs, Sizes, for_each_item
 
 BLOCK_ROWS = 64  # of what is converted at once: its layout wants them
@@ -48,7 +49,7 @@ def load(refs: Refs, sizes: Sizes, blocks: int) -> None:
             start = tile * z.kv_tile
             rows = None if first_seen is None else first_seen - start, item["kv_len"] - start
             if z.widened:
-                _widen_tile(refs, z, item, tile, step, following, rows)
+                _widen_tile(refs, z, item, tile, step, here, following, rows)
             else:
                 _load_tile(refs, z, step, here, rows)
             return step + 1, following
@@ -68,6 +69,13 @@ def _copy(refs: Refs, sizes: Sizes, places: tuple[Array, ...], kind: int, smem: 
     for i, place in enumerate(places):
         source = refs.pages.at[place + kind * sizes.num_kv_heads * sizes.parts_per_page]
         plgpu.copy_gmem_to_smem(source, smem.at[pl.ds(i * sizes.part, sizes.part)], barrier)
+
+
+def _copy_scales(refs: Refs, sizes: Sizes, places: tuple[Array, ...], kind: int, slot: Array) -> None:
+    for i, place in enumerate(places):
+        source = refs.scales.at[place + kind * sizes.num_kv_heads * sizes.parts_per_page]
+        target = refs.scales_smem.at[slot, kind, pl.ds(i * sizes.part, sizes.part)]
+        gpu_scales.copy(source, target, refs.scales_landed.at[kind])
 
 
 def _wait_for_place(empty: Any, step: Array, stages: int) -> None:
@@ -95,7 +103,14 @@ def _load_tile(refs: Refs, sizes: Sizes, step: Array, places: tuple[Array, ...],
 
 
 def _widen_tile(
-    refs: Refs, sizes: Sizes, item: dict[str, Array], tile: Array, step: Array, following: tuple[Array, ...], rows: Rows
+    refs: Refs,
+    sizes: Sizes,
+    item: dict[str, Array],
+    tile: Array,
+    step: Array,
+    here: tuple[Array, ...],
+    following: tuple[Array, ...],
+    rows: Rows,
 ) -> None:
     """Widens a tile that is on its way already, and starts to copy the next one."""
     slot, whole = lax.rem(step, sizes.stages), _is_whole(rows, sizes)
@@ -105,7 +120,13 @@ def _widen_tile(
         plgpu.barrier_wait(landed)
         _wait_for_place(empty, step, sizes.stages)
         convert = functools.partial(_convert, narrow, smem.at[slot], width=sizes.swizzled_columns)
-        if kind == 0:  # scores of keys that are not seen are masked
+        if sizes.scaled:  # whole numbers are never NaN, but their scales may be
+            _copy_scales(refs, sizes, here, kind, slot)
+            convert(None, layout=plgpu.Layout.WGMMA_8BIT)
+            plgpu.barrier_wait(refs.scales_landed.at[kind])
+            if kind == 1:
+                pl.when(~whole)(functools.partial(_clear_scales, refs.scales_smem.at[slot, kind], rows))
+        elif kind == 0:  # scores of keys that are not seen are masked
             convert(None, layout=plgpu.Layout.WGMMA_8BIT)
         else:
             pl.when(whole)(lambda convert=convert: convert(None, layout=plgpu.Layout.WGMMA_8BIT))
@@ -116,6 +137,13 @@ def _widen_tile(
         @pl.when(tile + 1 < item["high"])
         def _next(kind: int = kind, narrow: Any = narrow, landed: Any = landed) -> None:
             _copy(refs, sizes, following, kind, narrow, landed)
+
+
+def _clear_scales(scales_ref: Any, rows: Rows) -> None:
+    """Zeroes those of values that are not seen, as `_convert` does with the values themselves where they have none."""
+    scales = gpu_scales.load(scales_ref, 0)
+    seen = _are_seen(rows, plgpu.broadcasted_iota(jnp.int32, scales.shape, 0, layout=gpu_scales.layout(0)))
+    scales_ref[...] = jnp.where(seen, scales, jnp.zeros_like(scales))
 
 
 def _is_whole(rows: Rows, sizes: Sizes) -> Array:
@@ -132,10 +160,12 @@ def _convert(source: Any, destination: Any, rows: Rows | None, width: int, layou
             block = pl.ds(start, BLOCK_ROWS), pl.ds(column, width)
             values = plgpu.load(source.at[block], layout=layout).astype(destination.dtype)
             if rows is not None:
-                first, end = rows
                 row = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=layout)
-                seen = row + start < end
-                if first is not None:
-                    seen &= row + start >= first
-                values = jnp.where(seen, values, jnp.zeros_like(values))
+                values = jnp.where(_are_seen(rows, row + start), values, jnp.zeros_like(values))
             destination[block] = values
+
+
+def _are_seen(rows: Rows, row: Array) -> Array:
+    first, end = rows
+    seen = row < end
+    return seen if first is None else seen & (row >= first)

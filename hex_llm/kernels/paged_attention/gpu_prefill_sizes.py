@@ -9,10 +9,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from hex_llm.kernels.paged_attention.gpu_decode_sizes import multiplied_dtype
 from hex_llm.kernels.paged_attention.gpu_prefill_plan import ITEM, ROWS, geometry
+from hex_llm.kernels.paged_attention.pages import SCALE, Pages
 from hex_llm.kernels.window import Window
 
-SHARED_MEMORY = 225 << 10  # bytes a block may use, less some for barriers
+SHARED_MEMORY = 226 << 10  # bytes a block may use, less some for barriers
 OUT_BYTES = 32 << 10  # of the staged output
 COPY_ALIGNMENT = 128  # bytes: where a copy may begin in shared memory
 MOST_STAGES = 4
@@ -65,10 +67,16 @@ class Sizes:
         """Do pages hold 8-bit numbers, which are widened before they are multiplied?"""
         return self.pages_dtype != self.dtype
 
+    @property
+    def scaled(self) -> bool:
+        """Do pages have scales?"""
+        return self.pages_dtype == jnp.int8
+
 
 class Refs(NamedTuple):
     q: Any  # [T, N, H]
     pages: Any  # [P * 2 * K * parts per page, part, H]
+    scales: Any  # [P * 2 * K * parts per page, part]; None where pages have none
     table: Any  # [S, B]
     items: Any
     num_items: Any
@@ -88,20 +96,23 @@ class Refs(NamedTuple):
     landed: Any  # keys (0) and values (1) that the loading warpgroup itself waits for
     turn: Any  # of each compute warpgroup to multiply
     narrow_smem: Any = None  # [2, kv_tile, H]: 8-bit keys and values
+    scales_smem: Any = None  # [stages, 2, kv_tile], where pages have scales
+    scales_landed: Any = None  # as `landed`
 
 
-def sizes_of(q: Array, pages: Array, scale: float, window: Window | None, soft_cap: float | None) -> Sizes:
+def sizes_of(q: Array, pages: Pages, scale: float, window: Window | None, soft_cap: float | None) -> Sizes:
     num_tokens, num_heads, head_dim = q.shape
     _, _, num_kv_heads, page_size, _ = pages.shape
     cut = geometry(num_tokens, num_heads, num_kv_heads, head_dim)
-    # 8-bit pages are widened to float16, which takes one instruction for two numbers.
-    dtype = jnp.dtype(q.dtype if pages.dtype == q.dtype else jnp.float16)
+    dtype = multiplied_dtype(pages.dtype)
     out_dtype = jnp.dtype(jnp.float32 if cut.chunks > 1 else q.dtype)
     columns = _out_columns(head_dim, out_dtype.itemsize)
     slot, stage = ROWS * head_dim * 2, 2 * cut.kv_tile * head_dim * 2
     free = SHARED_MEMORY - ROWS * columns * out_dtype.itemsize
     if dtype != pages.dtype:
         free -= 2 * cut.kv_tile * head_dim
+    if pages.dtype == jnp.int8:
+        stage += 2 * cut.kv_tile * jnp.dtype(SCALE).itemsize
     q_slots = 2 if free >= 2 * slot + 2 * stage else 1
     assert free >= q_slots * slot + stage, "a tile of keys and values does not fit into shared memory"
     return Sizes(

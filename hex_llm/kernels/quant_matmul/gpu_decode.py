@@ -15,6 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, vector
 
+from hex_llm.kernels.hopper import INT8_PAIRS, INT8_TO_BFLOAT16
 from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, LINE, VECTOR, Grouping, chunk_lines
 from hex_llm.kernels.quant_matmul.weight import HOPPER_ROWS, TABLES, Coding
 
@@ -68,9 +69,7 @@ def _numbers(word: Any, coding: Coding) -> list[Any]:
     """Of a word the pairs of bfloat16 numbers, in the order of registers; of 4 bits with 128 too much."""
     match coding:
         case "int8":
-            # 128 + the low 7 bits, less 128, or 256 where the sign is set: it is the last bit of the exponent.
-            text = "prmt.b32 a, $1, 0x43, {}; and.b32 b, a, 0xff7fff7f; and.b32 c, a, 0xff80ff80; sub.bf16x2 $0, b, c;"
-            return [_asm(text.format(which), word) for which in (0x4140, 0x4342)]
+            return [_asm(INT8_TO_BFLOAT16.format(which), word) for which in INT8_PAIRS]
         case "int4":
             text = "shr.u32 a, $1, {}; lop3.b32 $0, a, 0x000f000f, {}, 0xea;"
             return [_asm(text.format(4 * pair, ONES), word) for pair in range(4)]

@@ -15,13 +15,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu import fragmented_array
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels.paged_attention.pages import Pages, rounded
+from hex_llm.kernels.paged_attention.pages import INT8_LARGEST, SCALE, Pages, Scaled, rounded, whole_numbers
 from hex_llm.kernels.rms import Rms
 
 WARPS = 4
 LANES = 32
 VECTORS = (4, 2, 1)  # elements that a lane loads at a time
-PAGES = (jnp.bfloat16, jnp.float8_e4m3fn)  # the types that it writes
+PAGES = (jnp.bfloat16, jnp.float8_e4m3fn, jnp.int8)  # the types that it writes
 
 
 def supports(parts: Array, pages: Pages, dtype: jnp.dtype) -> bool:
@@ -38,7 +38,7 @@ def does_heads_of(head_dim: int) -> bool:
 def rope_write(
     parts: Array,
     tables: tuple[Array, Array] | None,
-    pages: Array,
+    pages: Pages,
     write_page: Array,
     write_offset: Array,
     dtype: jnp.dtype,
@@ -46,7 +46,7 @@ def rope_write(
     bias: Array | None = None,
     norms: tuple[Array, Array] | None = None,
     rms: Rms | None = None,
-) -> tuple[Array, Array]:
+) -> tuple[Array, Pages]:
     """See `reference.rope_write`. Jitted, so that the layers of a model share one lowering."""
     num_tokens = write_page.shape[0]
     num_kv_heads, head_dim = pages.shape[2], pages.shape[4]
@@ -121,9 +121,19 @@ def rope_write(
                 q_ref[token, rows, side] = values
 
         def write(kind: int, first_block: int, halves: list[Array]) -> None:
-            place = pages_ref.at[page, kind, pl.ds((block - first_block) * heads, heads), offset]
-            for side, values in enumerate(halves):
-                place[:, pl.ds(side * half, half)] = rounded(values, pages_ref.dtype)
+            numbers_ref: Any
+            place = page, kind, pl.ds((block - first_block) * heads, heads), offset
+            if isinstance(pages_ref, Scaled):
+                wide = [each.astype(SCALE) for each in halves]
+                largest = functools.reduce(jnp.maximum, [jnp.max(jnp.abs(each), axis=1) for each in wide])
+                scales = largest / INT8_LARGEST
+                pages_ref.scales[place] = scales
+                kept = [whole_numbers(each, lax.broadcast_in_dim(scales, each.shape, [0])) for each in wide]
+                numbers_ref = pages_ref.numbers.at[place]
+            else:
+                kept, numbers_ref = [rounded(each, pages_ref.dtype) for each in halves], pages_ref.at[place]
+            for side, values in enumerate(kept):
+                numbers_ref[:, pl.ds(side * half, half)] = values
 
         @pl.when((block >= q_blocks) & (block < q_blocks + kv_blocks))
         def _keys():
@@ -140,7 +150,7 @@ def rope_write(
         grid=(num_tokens, q_blocks + 2 * kv_blocks),
         grid_names=("token", "block"),
     )
-    written = jax.new_ref(pages)
+    written = jax.tree.map(jax.new_ref, pages)
     split = parts.reshape(*parts.shape[:2], -1, 2, half)
     q = kernel(
         split,
@@ -151,7 +161,7 @@ def rope_write(
         write_offset,
         written,
     )
-    return q.reshape(num_tokens, num_heads, head_dim), jax.freeze(written)
+    return q.reshape(num_tokens, num_heads, head_dim), jax.tree.map(jax.freeze, written)
 
 
 def _warp_per_row(rows: int, columns: int) -> Any:
