@@ -1,4 +1,4 @@
-"""Strict arithmetic in all tests: a silent promotion of type or rank is a bug."""
+"""For all tests: strict arithmetic, since a silent promotion of type or rank is a bug; quick compilation; an order."""
 
 import os
 
