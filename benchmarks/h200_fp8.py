@@ -1,6 +1,7 @@
-"""Products with FP8 weights on an H200 beside XLA's in bf16, by themselves and in a chain: JSON lines, in microseconds.
+"""Products with FP8 and W8A8 weights on an H200 beside XLA's in bf16, by themselves and in a chain: JSON lines, in
+microseconds.
 
-    python -m benchmarks.h200_fp8 [--only single,many,chain]
+    python -m benchmarks.h200_fp8 [--only single,many,chain,w8a8]
 
 Every product of a run has a weight and tokens of its own, so that no weight is found in the L2 cache and tokens are
 brought to 8 bits each time. `error` is the distance to the reference, of its length.
@@ -18,20 +19,23 @@ from jax import Array
 
 from benchmarks.h200_clock import seconds
 from hex_llm.kernels.activation import gated
+from hex_llm.kernels.chain import MAX_TOKENS
 from hex_llm.kernels.matmul import add_norm_gpu
 from hex_llm.kernels.matmul import gpu as matmul_gpu
 from hex_llm.kernels.matmul.reference import total
-from hex_llm.kernels.quant_matmul import gpu_fp8, gpu_fp8_rows, plain, reference, xla_fp8
-from hex_llm.kernels.quant_matmul.rows import Fp8, taken_by
+from hex_llm.kernels.quant_matmul import gpu_eight_bits, gpu_rows, plain, reference, xla_rows
+from hex_llm.kernels.quant_matmul.rows import EightBits, taken_by
 from hex_llm.kernels.quant_matmul.weight import Codes, Packed
 from hex_llm.kernels.rms import Rms
 
 SHAPES = {"gate_up": (28672, 4096), "qkv": (6144, 4096), "o": (4096, 4096), "down": (4096, 14336)}
 FEW = (1, 16, 64, 128)
 MANY = (128, 256, 512, 2048, 8192)
+W8A8 = (16, 64, 128, 2048)
 BF16 = jnp.dtype(jnp.bfloat16)
 EPS = Rms(1e-5)
-CUBLASLT = "__cublas$lt$matmul$f8"  # as it is called in a compiled program
+# As they are called in a compiled program.
+CUBLASLT_FP8, CUBLASLT = "__cublas$lt$matmul$f8", "__cublas$lt$matmul"
 # As `runner.xla_options` has them.
 CHAIN = {"xla_gpu_enable_command_buffer": ""}
 
@@ -48,6 +52,12 @@ def fp8_weight(seed: int, out: int, size: int) -> Packed:
     return plain.pack(Codes(codes.astype(jnp.float8_e4m3fn), scale, None, None, None, "fp8"))
 
 
+def w8a8_weight(seed: int, out: int, size: int) -> Packed:
+    codes = jax.random.randint(jax.random.key(seed), (out, size), -128, 128, jnp.int8)
+    scale = jax.random.uniform(jax.random.key(seed + 1), (out, 1), jnp.float32, 1e-4, 2e-4)
+    return plain.pack(Codes(codes, scale, None, None, None, "w8a8"))
+
+
 def bf16_xla(x: Array, weight: Array) -> Array:
     return jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=BF16)
 
@@ -56,17 +66,17 @@ def bf16_chain(x: Array, weight: Array) -> Array:
     return matmul_gpu.parts(x, weight)
 
 
-def fp8_chain(x: Array, weight: Packed) -> Array:
-    return gpu_fp8.parts(x, weight)
+def eight_chain(x: Array, weight: Packed) -> Array:
+    return gpu_eight_bits.parts(x, weight)
 
 
-def fp8_xla(x: Array, weight: Packed) -> Array:
-    return xla_fp8.matmul(gpu_fp8_rows.quantize(x, taken_by(weight)), weight, dtype=BF16)
+def eight_xla(x: Array, weight: Packed) -> Array:
+    return xla_rows.matmul(gpu_rows.quantize(x, taken_by(weight)), weight, dtype=BF16)
 
 
-def fp8_xla_gated(x: Array, weight: Packed) -> Array:
+def eight_xla_gated(x: Array, weight: Packed) -> Array:
     """As a layer has it: with what comes next."""
-    both = fp8_xla(x, weight)
+    both = eight_xla(x, weight)
     size = both.shape[1] // 2
     return gated("silu", both[:, :size], both[:, size:])
 
@@ -102,7 +112,7 @@ def error(product: Product, x: Array, weight: Packed) -> float:
     got = product(x, weight)
     got = total(got) if got.ndim == 3 else got
     # Not in one program: XLA would leave out that tokens are brought to 8 bits and back.
-    values, scale = reference.quantize_rows(x, None)
+    values, scale = reference.quantize_rows(x, taken_by(weight))
     rows, columns = values.astype(BF16), weight.data.astype(BF16)  # without loss
     want = jax.lax.dot_general(rows, columns, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     want = want * scale * weight.scale.reshape(1, -1)
@@ -123,11 +133,11 @@ def single() -> None:
             xs = tokens(count, size, layers)
             times = {
                 "bf16_xla": microseconds(bf16_xla, xs, wide, xla_options(count)),
-                "fp8": microseconds(fp8_chain, xs, narrow, CHAIN),
+                "fp8": microseconds(eight_chain, xs, narrow, CHAIN),
                 "bf16": microseconds(bf16_chain, xs, wide, CHAIN),
             }
             ratio = times["fp8"] / times["bf16_xla"]
-            told(what=name, tokens=count, **times, of_xla=ratio, error=error(fp8_chain, xs[0], narrow[0]))
+            told(what=name, tokens=count, **times, of_xla=ratio, error=error(eight_chain, xs[0], narrow[0]))
 
 
 def many() -> None:
@@ -138,28 +148,54 @@ def many() -> None:
         xs, options = tokens(count, size, 3), xla_options(count)
         times = {
             "bf16": microseconds(bf16_xla, xs, wide, options),
-            "fp8": microseconds(fp8_xla, xs, narrow, options),
+            "fp8": microseconds(eight_xla, xs, narrow, options),
             "bf16_gated": microseconds(bf16_xla_gated, xs, wide, options),
-            "fp8_gated": microseconds(fp8_xla_gated, xs, narrow, options),
+            "fp8_gated": microseconds(eight_xla_gated, xs, narrow, options),
         }
-        compiled = jax.jit(fp8_xla).lower(xs[0], narrow[0]).compile(compiler_options=options)
-        assert CUBLASLT in (compiled.as_text() or ""), "XLA does not give it to cuBLASLt"
+        compiled = jax.jit(eight_xla).lower(xs[0], narrow[0]).compile(compiler_options=options)
+        assert CUBLASLT_FP8 in (compiled.as_text() or ""), "XLA does not give it to cuBLASLt"
         rate = times["bf16"] / times["fp8"]
-        told(what="many", tokens=count, **times, rate=rate, error=error(fp8_xla, xs[0], narrow[0]))
+        told(what="many", tokens=count, **times, rate=rate, error=error(eight_xla, xs[0], narrow[0]))
+
+
+def w8a8() -> None:
+    """Whole numbers: batches of a chain, and one that cuBLASLt multiplies."""
+    for name, (out, size) in SHAPES.items():
+        layers = 8 if out * size > 5e7 else 16
+        wide, narrow = made(bf16_weight, out, size, layers), made(w8a8_weight, out, size, layers)
+        for count in W8A8 if name == "gate_up" else (64, 2048):
+            xs, options = tokens(count, size, layers), xla_options(count)
+            in_chain = count <= MAX_TOKENS
+            product = eight_chain if in_chain else eight_xla
+            times = {
+                "bf16_xla": microseconds(bf16_xla, xs, wide, options),
+                "w8a8": microseconds(product, xs, narrow, CHAIN if in_chain else options),
+            }
+            if name == "gate_up" and not in_chain:
+                times["bf16_gated"] = microseconds(bf16_xla_gated, xs, wide, options)
+                times["w8a8_gated"] = microseconds(eight_xla_gated, xs, narrow, options)
+                compiled = jax.jit(eight_xla).lower(xs[0], narrow[0]).compile(compiler_options=options)
+                assert CUBLASLT in (compiled.as_text() or ""), "XLA does not give it to cuBLASLt"
+            rate = times["bf16_xla"] / times["w8a8"]
+            told(what=f"w8a8 {name}", tokens=count, **times, rate=rate, error=error(product, xs[0], narrow[0]))
 
 
 def chain() -> None:
     """The feed-forward halves of layers, one behind the other, in microseconds of one."""
     layers, (out, size), norm = 8, SHAPES["gate_up"], jnp.ones(4096, BF16)
     x = tokens(64, size, 1)[0]
-    for name, make, how in (("bf16", bf16_weight, None), ("fp8", fp8_weight, Fp8(None))):
-        parts: Callable[..., Array] = matmul_gpu.parts if how is None else gpu_fp8.parts
+    for name, make, how in (
+        ("bf16", bf16_weight, None),
+        ("fp8", fp8_weight, EightBits(None, "float8_e4m3fn")),
+        ("w8a8", w8a8_weight, EightBits(None, "int8")),
+    ):
+        parts: Callable[..., Array] = matmul_gpu.parts if how is None else gpu_eight_bits.parts
         weights = list(zip(made(make, out, size, layers), made(make, *SHAPES["down"], layers), strict=True))
 
         def run(x, weights, norm, parts=parts, how=how):
             pieces = x[None]
             for gate_up, down in weights:
-                x, normed = add_norm_gpu.add_norm(x, pieces, norm, EPS, fp8=how)
+                x, normed = add_norm_gpu.add_norm(x, pieces, norm, EPS, eight_bits=how)
                 pieces = parts(parts(normed, gate_up, activation="silu")[0], down)
             return total(pieces)
 
@@ -168,7 +204,7 @@ def chain() -> None:
 
 
 def main() -> None:
-    parts = {"single": single, "chain": chain, "many": many}
+    parts = {"single": single, "chain": chain, "many": many, "w8a8": w8a8}
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(parts), help=f"of {','.join(parts)}")
     for name in parser.parse_args().only:

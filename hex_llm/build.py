@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -55,12 +55,16 @@ from hex_llm.runner.runner import Announce, DeviceRunner
 from hex_llm.runner.xla_options import prepare_environment
 from hex_llm.source import model_source, tokenizer_folder
 
+if TYPE_CHECKING:
+    from hex_llm.download.shards import Shards
+
 logger = logging.getLogger(__name__)
 
-# Told what is being done and the share of it that is, from any thread. The phases of a start, in order: PLANNING,
-# WEIGHTS, KV_CACHE, COMPILING. A step that has to be compiled later is COMPILING again, from 0 to 1.
+# Told what is being done and the share of it that is, from any thread. The phases of a start, in order: DOWNLOADING,
+# PLANNING, WEIGHTS, KV_CACHE, COMPILING. A step that has to be compiled later is COMPILING again, from 0 to 1.
 type Report = Callable[[str, float], None]
 
+DOWNLOADING = "downloading the model"
 PLANNING = "planning memory"
 WEIGHTS = "loading weights"
 KV_CACHE = "allocating the KV cache"
@@ -83,7 +87,7 @@ class Model:
     """A model as the settings want it: where its files are, and its numbers."""
 
     name: str
-    folder: Path | None  # None: it has no files, and gets dummy weights
+    files: "Path | Shards | None"  # None: it has none, and gets dummy weights
     arch: Arch
     dtype: Any
     max_model_len: int
@@ -94,9 +98,14 @@ class Model:
         return abstract(family(self.arch).weights, self.arch, mesh, self.dtype, self.quantization)
 
 
-def find_model(config: Config) -> Model:
+def _tell_nobody(phase: str, share: float) -> None:
+    pass
+
+
+def find_model(config: Config, report: Report = _tell_nobody) -> Model:
+    """Its files are on this machine then, or it is known that they come while they are loaded."""
     prepare_environment()
-    source = model_source(config)
+    source = model_source(config, partial(report, DOWNLOADING))
     if isinstance(source, Entry):
         logger.info(
             "%s has no files here: its numbers are the catalog's, its weights random, its tokenizer that of %s%s.",
@@ -104,14 +113,21 @@ def find_model(config: Config) -> Model:
             tokenizer_folder(config).name,
             "" if config.tokenizer else ", which has no text for most of the tokens",
         )
-        found, folder = parse_config(config_of(source), source.name), None
+        found, files = parse_config(config_of(source), source.name), None
     else:
-        found, folder = read_config(source), source
+        found, files = read_config(source if isinstance(source, Path) else source.folder), source
     max_model_len = config.model_len(found.arch.max_position)
     quantization = _quantization(config, found)
     arch = _with_windows(found.arch, config.sliding_window, max_model_len)
     arch = in_units(arch, quantization, config.tensor_parallel_size)
-    return Model(source.name, folder, arch, _dtype(config, found), max_model_len, quantization)
+    return Model(_name(config, source), files, arch, _dtype(config, found), max_model_len, quantization)
+
+
+def _name(config: Config, source: "Path | Shards | Entry") -> str:
+    """That of its folder, unless it is elsewhere: that of the folder it is downloaded to says nothing."""
+    if isinstance(source, Entry) or (isinstance(source, Path) and Path(config.model or source) == source):
+        return source.name
+    return str(config.model)
 
 
 def _with_windows(arch: Arch, wanted: int | None, max_model_len: int) -> Arch:
@@ -122,10 +138,6 @@ def _with_windows(arch: Arch, wanted: int | None, max_model_len: int) -> Arch:
         return None if own is None or own.size >= max_model_len else own
 
     return dataclasses.replace(arch, kinds=tuple(dataclasses.replace(kind, window=window(kind)) for kind in arch.kinds))
-
-
-def _tell_nobody(phase: str, share: float) -> None:
-    pass
 
 
 def build_engine(
@@ -292,9 +304,9 @@ def _weights(
 ) -> Callable[[], Any]:
     """What makes the weights. A checkpoint that does not fit the model is refused now, before anything is compiled."""
     weights, how = family(model.arch).weights, model.quantization
-    if model.folder is None or config.load_format == "dummy":
+    if model.files is None or config.load_format == "dummy":
         return lambda: dummy(weights, model.arch, mesh, model.dtype, seed=config.seed, quantization=how)
-    checkpoint = open_model(model.folder, family(model.arch))
+    checkpoint = open_model(model.files, family(model.arch))
     check_checkpoint(weights, model.arch, checkpoint, how)
     options: dict[str, Any] = {"quantization": how, "check": config.check_weights, "report": report}
     return lambda: load(weights, model.arch, checkpoint, mesh, model.dtype, **options)

@@ -45,7 +45,6 @@ VLLM = {
     "disable_log_stats": "the line about throughput comes only with work; HEX_LLM_LOG_LEVEL=warning silences it.",
     "kv_transfer_config": "use --disagg_topo.",
     "distributed_executor_backend": "use --worker_distributed_method.",
-    "download_dir": "models are read from folders; there are no downloads yet.",
     "enable_auto_tool_choice": "calling tools does not exist yet.",
     "enforce_eager": "use --no-enable_jit, which is for debugging only, or --no-warmup.",
     "pipeline_parallel_size": "a model is not split by layers.",
@@ -64,12 +63,15 @@ class Config:
 
     model: str | None = _model(
         None,
-        "A folder with a model in Hugging Face layout and safetensors weights; or, with --load_format=dummy, the name"
-        " of a model that `hex-llm models` lists. Without it, the small model that comes with the package.",
+        "Where the model is, in Hugging Face layout and with safetensors weights: a folder, a model of the Hugging Face"
+        " Hub (OWNER/NAME, or OWNER/NAME@REVISION), or a place in Cloud Storage (gs://BUCKET/PATH). With"
+        " --load_format=dummy, the name of a model that `hex-llm models` lists. Without it, the small model that comes"
+        " with the package.",
     )
     tokenizer: str | None = _model(
         None,
-        "A folder with the tokenizer. Without it, the model's own; of a model run by name, that of the small model.",
+        "Where the tokenizer is, as for --model. Without it, the model's own; of a model run by name, that of the small"
+        " model.",
     )
     tokenizer_mode: Literal["auto", "slow"] = _model(
         "auto", "auto takes the fast tokenizer where there is one; slow takes the one written in Python."
@@ -80,7 +82,15 @@ class Config:
         refused={True: "there is no part that runs code shipped with a model, so it would change nothing."},
     )
     revision: str | None = _model(
-        None, "Branch, tag or commit of a model on the Hugging Face Hub.", needs="downloads from the Hugging Face Hub"
+        None, "Branch, tag or commit of a --model on the Hugging Face Hub, as OWNER/NAME@REVISION has it too."
+    )
+    download_dir: str | None = _model(
+        None,
+        "Folder that keeps what is downloaded. Without it, models of the Hugging Face Hub are where its own tools have"
+        " them (HF_HOME), and those of Cloud Storage in hex_llm/models in the user's cache folder.",
+    )
+    download_timeout_s: float = _model(
+        600.0, "Seconds without a byte, in spite of trying again, after which a download is given up.", above=0
     )
     load_format: Literal["auto", "dummy"] = _model(
         "auto",
@@ -339,7 +349,7 @@ class Config:
             object.__setattr__(self, each.name, each.accept(getattr(self, each.name)))
         for name in ("model", "tokenizer"):
             if getattr(self, name) == "":
-                raise ConfigError(f"--{name}= is empty; name a folder, or leave the flag out.")
+                raise ConfigError(f"--{name}= is empty; name a model, or leave the flag out.")
         for origin in (self.cors_origins or "*").split(","):
             if origin.strip() != "*" and not origin.strip().startswith(("http://", "https://")):
                 raise ConfigError(
@@ -589,6 +599,12 @@ _FOOTER = """\
 | `AIP_HEALTH_ROUTE` | a path | none | Set by Vertex AI: another path for /ping. |
 | `AIP_PREDICT_ROUTE` | a path | none | Set by Vertex AI: another path for /generate. |
 | `AIP_STORAGE_URI` | where a model is | none | Set by Vertex AI: the model, where --model is not given. |
+| `HF_TOKEN` | a token | who is logged in | Who asks the Hugging Face Hub. |
+| `HF_HOME` | a folder | ~/.cache/huggingface | Where models of the hub are kept, in hub. |
+| `HF_ENDPOINT` | an address | the hub's own | Another server with the hub's interface. |
+| `HF_HUB_OFFLINE` | 1 or 0 | 0 | The hub is not asked: what was downloaded has to do. |
+| `GOOGLE_APPLICATION_CREDENTIALS` | a file | what Google's tools find | Who asks Cloud Storage. |
+| `STORAGE_EMULATOR_HOST` | an address | none | A server in place of Cloud Storage, asked without credentials. |
 
 ## Flags of old
 

@@ -150,7 +150,7 @@ def _build(task: Task, own: EngineTask, host: EngineHost, key: bytes) -> tuple[E
 
     if followers is not None:
         join_hosts(task.coordinator, num_hosts=task.num_ranks, rank=task.rank, timeout=JOIN_S)
-    model = find_model(config)
+    model = find_model(config, host.report)
     host.tell(Found(model.max_model_len, model.arch.vocab_size))
     porters: list[DevicePorter] = []
 

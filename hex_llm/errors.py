@@ -7,6 +7,8 @@
     - OutOfMemory           the model and its KV cache do not fit the device            exit 4
     - DeviceBusy            another process has the device                              exit 4
     - PortError             the address cannot be listened on                           exit 5
+    - DownloadError         the model's files cannot be had from where they are         exit 6
+      . NoSpace             the disk has no room for them
   x RequestError            the client's fault                                          4xx
   x ServerError             ours, or nobody's                                           5xx
     - NumericalError        the model produced no usable number for one request         500
@@ -43,6 +45,20 @@ class DeviceBusy(StartError):
 
 class PortError(StartError):
     exit_code = 5
+
+
+class DownloadError(StartError):
+    """`status` is the HTTP status that the other side refused with, where it did."""
+
+    exit_code = 6
+
+    def __init__(self, message: str, *, status: int | None = None):
+        super().__init__(message)
+        self.status = status
+
+
+class NoSpace(DownloadError):
+    pass
 
 
 class RequestError(HexError):

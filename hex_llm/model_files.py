@@ -1,10 +1,14 @@
-"""JSON files that come with a model, of which nothing is trusted."""
+"""The files that come with a model, of which nothing is trusted: JSON, and which of the others have the weights."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hex_llm.errors import CheckpointError
+
+WEIGHTS_INDEX = "model.safetensors.index.json"
+_OTHER_FORMATS = (".bin", ".pt", ".pth", ".gguf")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -53,3 +57,29 @@ def impostor(head: bytes) -> str | None:
     if start.startswith((b"<!doctype", b"<html", b"<?xml")):
         return "a web page, not the file itself: the download went to an error or a login page"
     return None
+
+
+def read_weight_map(path: Path) -> dict[str, str]:
+    """The file of each tensor, by an index. Files are of the index's own folder."""
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path}: weight_map is missing or not an object of file names.")
+    for file in weight_map.values():
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{path}: weight_map names {str(file)[:60]!r}, which is not a safetensors file of this folder."
+            )
+    return weight_map
+
+
+def weight_files(names: Iterable[str], source: str) -> list[str]:
+    """The files with the weights where no index tells. Some hold the model twice: `consolidated*` is the other copy."""
+    names = sorted(names)
+    found = [name for name in names if name.endswith(".safetensors") and "/" not in name]
+    if own := [name for name in found if name.startswith("model")]:
+        return own
+    if found:
+        return found
+    others = [name for name in names if name.endswith(_OTHER_FORMATS)]
+    hint = f"; it has {others[0]}, a format that is not read" if others else ""
+    raise CheckpointError(f"{source} holds no *.safetensors file{hint}.")

@@ -32,15 +32,15 @@ engine
 text
 source launch
 peer
-catalog config command channel
-flags log model_fields model_files frames process topology
+catalog config command channel download
+flags log model_fields model_files frames process topology progress
 errors pytree seal
 """
 RANK = {name: rank for rank, line in enumerate(RANKS.split("\n")) for name in line.split()}
 NO_JAX = {
     "cli", "models_cli", "server", "completion", "engine", "text", "source", "catalog", "config", "flags", "log",
     "model_fields", "model_files", "frames", "process", "command", "errors", "launch", "peer", "channel", "seal",
-    "topology",
+    "topology", "download", "progress",
 }  # fmt: skip
 
 # What can run code that came as data, and torch, which the package does without.

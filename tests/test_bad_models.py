@@ -109,7 +109,7 @@ def test_a_damaged_model_is_named_in_one_line(kind, tmp_path, capsys):
     ("flags", "code", "words"),
     [
         (["--model=nowhere/to/be/found"], 2, ["nowhere/to/be/found"]),
-        (["--model=gs://bucket/model"], 2, ["gs://bucket/model"]),
+        (["--model=gs://Bucket/model"], 2, ["gs://Bucket/model", "gs://BUCKET/PATH"]),
         (["--max_model_len=513"], 2, ["--max_model_len=513", "512"]),
         (["--num_blocks=1000000000"], 4, ["--num_blocks=1000000000"]),
         (["--tensor_parallel_size=2"], 2, ["--tensor_parallel_size=2"]),

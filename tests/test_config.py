@@ -177,7 +177,6 @@ def test_a_flag_whose_part_is_missing_says_so_and_takes_its_default(flag):
 
 def test_the_parts_to_come_are_the_only_ones_missing():
     assert {flag.needs: [other.name for other in NOT_YET if other.needs == flag.needs] for flag in NOT_YET} == {
-        "downloads from the Hugging Face Hub": ["revision"],
         "LoRA adapters": ["enable_lora", "max_lora_rank", "enable_lora_cache", "max_num_mem_cached_lora"],
     }
     expected = "--max_lora_rank=8 needs LoRA adapters, which this version does not have yet."
@@ -205,7 +204,7 @@ def test_the_parts_to_come_are_the_only_ones_missing():
         ("--enable_jit=false", "--enable_jit=false takes no value: write --enable_jit or --no-enable_jit."),
         ("--no-warmup=1", "--no-warmup=1 takes no value: write --warmup or --no-warmup."),
         ("--max_model_len", "--max_model_len: expected one argument."),
-        ("--model=", "--model= is empty; name a folder, or leave the flag out."),
+        ("--model=", "--model= is empty; name a model, or leave the flag out."),
     ],
 )
 def test_a_bad_value_is_refused_with_its_flag_and_limit(line, message):

@@ -9,11 +9,14 @@ next kernel begin only after it has waited itself: all that came before the prod
 
 from typing import Any
 
+import jax.numpy as jnp
+
 from hex_llm.kernels.hopper import MMA_ROWS, is_hopper
 from hex_llm.parallel.manual import is_split
 
 MAX_TOKENS = 128  # with more, cuBLAS's products are the faster
 ROWS = 8  # a product takes and gives a multiple of so many rows
+INT8_ROWS = 16  # and one of whole numbers such a multiple, if there are more than 32: the tensor cores have no other
 
 
 def chained(tokens: int) -> bool:
@@ -22,9 +25,10 @@ def chained(tokens: int) -> bool:
     return is_hopper() and tokens <= MAX_TOKENS and not is_split()
 
 
-def padded(tokens: int) -> int:
-    """The rows that a product of so many tokens takes and gives."""
-    return -(-tokens // ROWS) * ROWS
+def padded(tokens: int, dtype: Any = jnp.bfloat16) -> int:
+    """The rows that a product of so many tokens of a type takes and gives."""
+    unit = INT8_ROWS if dtype == jnp.int8 and tokens > 32 else ROWS
+    return -(-tokens // unit) * unit
 
 
 def whole(q: Any, pages: Any, *, embed: int, mlp: int) -> bool:

@@ -34,5 +34,5 @@ def add_rms_norm(stream: Stream, weight: Array, rms: Rms, *, behind: Matrix | No
     """
     if stream.parts is None:
         return stream.x, rms_norm(stream.x, weight, rms)
-    fp8 = None if behind is None else rows_for(stream.x, behind)
-    return api.add_norm(stream.x, stream.parts, weight, rms, inner=stream.norm, fp8=fp8)
+    eight_bits = None if behind is None else rows_for(stream.x, behind)
+    return api.add_norm(stream.x, stream.parts, weight, rms, inner=stream.norm, eight_bits=eight_bits)

@@ -6,7 +6,7 @@ it hurts, and so that a device's share of a tensor is mapped from the disk witho
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,9 @@ import ml_dtypes
 import numpy as np
 
 from hex_llm.errors import CheckpointError
-from hex_llm.model_files import decode_json, impostor, read_json
+from hex_llm.model_files import WEIGHTS_INDEX, decode_json, impostor, read_weight_map, weight_files
 from hex_llm.quantization.method import Tensor
 
-_INDEX = "model.safetensors.index.json"
 _LONGEST_HEADER = 100_000_000
 _LENGTH_BYTES = 8
 _DTYPES: dict[str, np.dtype] = {
@@ -73,64 +72,65 @@ class Checkpoint(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._tensors)
 
+    def under(self, tensors: Mapping[str, Tensor]) -> "Checkpoint":
+        """Some of the tensors, under other names."""
+        return Checkpoint(self.folder, tensors)
+
+    def in_turn(self, needs: Sequence[Collection[str]]) -> Iterator[Sequence[int]]:
+        """Which of those that need tensors have them, in portions: the files of one may be gone when the next comes."""
+        yield range(len(needs))
+
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Reads and verifies the header of every file, so that what follows can trust names, shapes and sizes."""
-    weight_map = _read_index(folder / _INDEX) if (folder / _INDEX).exists() else None
-    paths = _listed(folder) if weight_map is None else [folder / name for name in sorted({*weight_map.values()})]
+    index = folder / WEIGHTS_INDEX
+    if index.exists():
+        files = {*read_weight_map(index).values()}
+    else:
+        files = weight_files([path.name for path in folder.iterdir()], str(folder))
+    for file in sorted(files):
+        if not (folder / file).exists():
+            raise CheckpointError(f"{folder / file} is missing, and {index.name} names it.")
+    return Checkpoint(folder, gather(folder, sorted(files), lambda file: read_header(folder / file)))
+
+
+def gather(folder: Path, files: Sequence[str], read: Callable[[str], Sequence[LazyTensor]]) -> dict[str, LazyTensor]:
+    """The tensors of all files, which must be where the index says, if the folder has one."""
     tensors: dict[str, LazyTensor] = {}
-    for path in paths:
-        for tensor in read_header(path):
+    for file in files:
+        for tensor in read(file):
             if twin := tensors.get(tensor.name):
-                raise CheckpointError(f"Tensor {tensor.name} is in both {twin.path} and {path}.")
+                raise CheckpointError(f"Tensor {tensor.name} is in both {twin.path} and {tensor.path}.")
             tensors[tensor.name] = tensor
-    for name, file in (weight_map or {}).items():
+    index = folder / WEIGHTS_INDEX
+    for name, file in (read_weight_map(index) if index.exists() else {}).items():
         if name not in tensors or tensors[name].path.name != file:
-            raise CheckpointError(f"{folder / _INDEX} says that {file} holds {name}, but it does not.")
-    return Checkpoint(folder, tensors)
-
-
-def _read_index(path: Path) -> dict[str, str]:
-    weight_map = read_json(path).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{path}: weight_map is missing or not an object of file names.")
-    for file in weight_map.values():
-        if not isinstance(file, str) or not file or Path(file).name != file or file == "..":
-            raise CheckpointError(f"{path}: weight_map names {str(file)[:60]!r}, which is not a file of this folder.")
-        if not (path.parent / file).exists():
-            raise CheckpointError(f"{path.parent / file} is missing, and {path.name} names it.")
-    return weight_map
-
-
-def _listed(folder: Path) -> list[Path]:
-    """The files of a folder without an index. Some hold the model twice: `consolidated*` is the other copy."""
-    found = sorted(folder.glob("*.safetensors"))
-    if own := [path for path in found if path.name.startswith("model")]:
-        return own
-    if found:
-        return found
-    others = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(kind))
-    hint = f"; it has {others[0]}, a format that is not read" if others else ""
-    raise CheckpointError(f"{folder} holds no *.safetensors file{hint}.")
+            raise CheckpointError(f"{index} says that {file} holds {name}, but it does not.")
+    return tensors
 
 
 def read_header(path: Path) -> list[LazyTensor]:
     """The tensors of one file, in their order in it, which must fill it to the last byte."""
     try:
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            start = file.read(100)
-            if what := impostor(start):
-                raise CheckpointError(f"{path} is {what}.")
-            length = int.from_bytes(start[:_LENGTH_BYTES], "little")
-            if size < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, _LONGEST_HEADER):
-                raise CheckpointError(
-                    f"{path} is cut short or is no safetensors file: its {size} bytes do not hold its header."
-                )
-            file.seek(_LENGTH_BYTES)
-            header = file.read(length)
+            number = file.fileno()
+            size = os.fstat(number).st_size
+            return parse_header(path, size, lambda first, end: os.pread(number, end - first, first))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def parse_header(path: Path, size: int, read: Callable[[int, int], bytes]) -> list[LazyTensor]:
+    """The same of a file wherever it is; `read` gets bytes of it, from the first to before the second number."""
+    start = read(0, min(size, 100)) if size else b""
+    if what := impostor(start):
+        raise CheckpointError(f"{path} is {what}.")
+    length = int.from_bytes(start[:_LENGTH_BYTES], "little")
+    if size < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, _LONGEST_HEADER):
+        raise CheckpointError(
+            f"{path} is cut short or is no safetensors file: its {size} bytes do not hold its header."
+        )
+    header = read(_LENGTH_BYTES, _LENGTH_BYTES + length) if length else b""
     entries = decode_json(header, f"The header of {path}", object_pairs_hook=lambda pairs: _unique(pairs, path))
     entries.pop("__metadata__", None)
     data = _LENGTH_BYTES + length

@@ -21,8 +21,10 @@ from hex_llm.models.weights import WeightSpec, build, specs
 from hex_llm.quantization.method import Numbers
 
 _SPREAD = 0.035  # uniform in +-0.035 has the standard deviation of 0.02 that models are born with
-_LARGEST: dict[Coding, float] = {"int8": 128.0, "int4": 8.0, "fp8": float8.LARGEST, "mxfp4": 6.0}  # of the others, 1
+# Of codes; of the others, 1.
+_LARGEST: dict[Coding, float] = {"int8": 128.0, "w8a8": 128.0, "int4": 8.0, "fp8": float8.LARGEST, "mxfp4": 6.0}
 _INT4_ZERO = 8.0
+_INPUT_SCALE = 1 / 16  # of the numbers between layers, those of int8 then go up to 8
 
 
 def dummy[T](
@@ -81,7 +83,7 @@ def _fill(seed: Array, number: Array, device: Array, *, numbers: Numbers, local:
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), number), device)
     bits = jax.random.bits(key, shapes.codes.shape, jnp.uint8)
     match coding:
-        case "int8":
+        case "int8" | "w8a8":
             codes = jax.lax.bitcast_convert_type(bits, jnp.int8)
         case "fp8":
             codes = ((bits.astype(jnp.float32) / 255 * 2 - 1) * float8.LARGEST).astype(jnp.float8_e4m3fn)
@@ -93,7 +95,7 @@ def _fill(seed: Array, number: Array, device: Array, *, numbers: Numbers, local:
             scale=jnp.full(shapes.scale.shape, _SPREAD / _LARGEST.get(coding, 1.0), jnp.float32),
             zero=None if shapes.zero is None else jnp.full(shapes.zero.shape, _INT4_ZERO * (coding == "int4")),
             order=None if shapes.order is None else jnp.arange(local.size, dtype=jnp.int32),
-            input_scale=None if shapes.input_scale is None else jnp.float32(1 / 64),
+            input_scale=None if shapes.input_scale is None else jnp.float32(_INPUT_SCALE),
             coding=coding,
         ),
         dtype,

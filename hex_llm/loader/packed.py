@@ -19,7 +19,7 @@ from hex_llm.loader.values import FLOAT8, FLOATS, Check, check_finite
 from hex_llm.models.few_bits import Local, from_shares, local_share, module_of
 from hex_llm.models.split import Split
 from hex_llm.models.weights import Part, WeightSpec
-from hex_llm.quantization.fp8 import Fp8
+from hex_llm.quantization.fp8 import read_input_scale
 from hex_llm.quantization.method import Arrays, Format, Numbers, Share, Tensor
 from hex_llm.quantization.online import PLAIN, Online
 
@@ -204,11 +204,11 @@ def _own_order(order: np.ndarray, spec: WeightSpec, split: Split, device: int) -
 
 def _input_scale(spec: WeightSpec, numbers: Numbers, split: Split, tensors: Mapping[str, Tensor]) -> np.ndarray | None:
     """Tokens are divided once for all parts and experts, and by so much that they fit each."""
-    if not isinstance(numbers, Fp8) or not numbers.has_input_scale:
+    if not numbers.has_input_scale:
         return None
     experts = range(split.arch.num_experts if spec.stack else 1)
     modules = [_module(spec, part).format(i) for part in spec.parts for i in experts]
-    return np.max([numbers.input_scale(tensors, module) for module in modules])
+    return np.max([read_input_scale(tensors, module) for module in modules])
 
 
 def _module(spec: WeightSpec, part: Part) -> str:

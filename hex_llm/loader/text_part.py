@@ -28,4 +28,4 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
             len(skipped),
             size / 1e9,
         )
-    return Checkpoint(checkpoint.folder, tensors)
+    return checkpoint.under(tensors)

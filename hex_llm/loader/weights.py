@@ -2,20 +2,14 @@
 
 import logging
 import math
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import jax
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from hex_llm.kernels.quant_matmul.weight import Packed
 from hex_llm.loader.blocks import blocks, plain_matrix, read_plain, share_rows
@@ -27,6 +21,7 @@ from hex_llm.models.arch import Arch
 from hex_llm.models.few_bits import Quantization, kept
 from hex_llm.models.split import Split
 from hex_llm.models.weights import WeightSpec, build, specs
+from hex_llm.progress import Report, progress, tell_nobody
 from hex_llm.quantization.method import Tensor
 
 log = logging.getLogger(__name__)
@@ -43,7 +38,7 @@ def load[T](
     *,
     quantization: Quantization | None = None,
     check: Check = "sample",
-    report: Callable[[float], None] = lambda share: None,
+    report: Report = tell_nobody,
 ) -> T:
     """The checkpoint's weights, each device reading only the parts of each tensor that it holds.
 
@@ -62,9 +57,15 @@ def load[T](
             return load_packed(spec, numbers, split, checkpoint, mesh, np.dtype(dtype), check, advance)
         return _load_plain(spec, split, checkpoint, mesh, np.dtype(dtype), check, advance)
 
-    with _progress(total, report) as advance, ThreadPoolExecutor(_READERS) as readers:
-        weights = readers.map(make, wanted)
-        return build(model, arch, lambda _: next(weights))
+    shown = progress("Loading weights", "Loaded %s of weights", total, report)
+    made: dict[int, Array | Packed] = {}
+    with shown as advance, ThreadPoolExecutor(_READERS) as readers:
+        for numbers in checkpoint.in_turn([stored(spec, arch, quantization).keys() for spec in wanted]):
+            weights = readers.map(make, [wanted[number] for number in numbers])
+            # On the devices, for their files may be gone after this.
+            made |= jax.block_until_ready(dict(zip(numbers, weights, strict=True)))
+    in_order = iter(range(len(wanted)))
+    return build(model, arch, lambda _: made[next(in_order)])
 
 
 def _load_plain(
@@ -103,24 +104,3 @@ def _load_plain(
 
 def _bytes_of(tensor: Tensor) -> int:
     return math.prod(tensor.shape) * tensor.dtype.itemsize
-
-
-@contextmanager
-def _progress(total: int, report: Callable[[float], None]) -> Iterator[Callable[[int], None]]:
-    """Shows the bytes read, and the rate: as a bar to a person, as a line to a log."""
-    columns = (TextColumn("Loading weights"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
-    lock, start, done = threading.Lock(), time.monotonic(), 0
-
-    def advance(num_bytes: int) -> None:
-        nonlocal done
-        with lock:
-            done += num_bytes
-            bar.update(task, completed=done, total=max(done, total))
-            report(done / max(done, total, 1))
-
-    with bar:
-        task = bar.add_task("", total=total)
-        yield advance
-    seconds = max(time.monotonic() - start, 1e-9)
-    log.info("Loaded %.3f GB of weights in %.1f s (%.2f GB/s).", done / 1e9, seconds, done / 1e9 / seconds)

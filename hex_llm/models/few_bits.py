@@ -31,8 +31,10 @@ type Quantization = Method | Online
 UNITS, EXPERT_UNIT, SMALLEST_UNIT = (128, 64, 32), 64, 2
 MOST_FILLED = 1.1  # of a weight: more is not worth it
 _SUFFIX = ".weight"
-_TYPES: dict[Coding, Any] = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}  # of codes; of the others, uint8
-_ZERO_IS_0 = ("int8", "fp8", "mxfp4", "fp4")  # codings whose code 0 stands for zero, unless there is another one for it
+# Of codes; of the others, uint8.
+_TYPES: dict[Coding, Any] = {"int8": jnp.int8, "w8a8": jnp.int8, "fp8": jnp.float8_e4m3fn}
+# Codings whose code 0 stands for zero, unless there is another one for it.
+_ZERO_IS_0 = ("int8", "w8a8", "fp8", "mxfp4", "fp4")
 
 
 def module_of(spec: WeightSpec, part: Part) -> str | None:

@@ -6,6 +6,7 @@ are from 0 on, with the middle for zero.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,7 @@ from jax import Array
 from hex_llm.errors import CheckpointError
 from hex_llm.kernels.quant_matmul.weight import Codes, Coding
 from hex_llm.quantization.act_order import order_of
-from hex_llm.quantization.fp8 import Scaled, read_row_scale, row_scale
+from hex_llm.quantization.fp8 import Scaled, read_row_scale, row_scale, stored_input_scale
 from hex_llm.quantization.method import Share, Stored, Tensor
 from hex_llm.quantization.ranges import in_runs, widened
 from hex_llm.quantization.sizes import FLOATS, check_apart, check_group, check_words
@@ -99,15 +100,15 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Int8:
-    """Rows of whole numbers. Where files say that `x` is to be rounded to 8 bits as well, it stays in 16."""
+    """Rows of whole numbers; with w8a8, which has no zeros, `x` is brought to whole numbers as well."""
 
     scaled: Scaled
     symmetric: bool
+    coding: Literal["int8", "w8a8"]
+    has_input_scale: bool  # of w8a8: the scale of `x` is in the file
 
-    coding: Coding = field(default="int8", init=False)
     group: int | None = field(default=None, init=False)
     has_order: bool = field(default=False, init=False)
-    has_input_scale: bool = field(default=False, init=False)
 
     @property
     def has_zero(self) -> bool:
@@ -117,6 +118,8 @@ class Int8:
         check_apart(module, experts, METHOD)
         scale = row_scale(self.scaled, out)
         found = {f"{module}.weight": Stored((out, size), _INT8), f"{module}.weight_scale": scale}
+        if self.has_input_scale:
+            found |= stored_input_scale(module)
         return found if self.symmetric else found | {f"{module}.weight_zero_point": scale._replace(dtypes=_INT8)}
 
     def read(
@@ -133,7 +136,7 @@ class Int8:
     def decode(self, arrays: Mapping[str, Array]) -> Codes:
         zero = None if self.symmetric else arrays["weight_zero_point"].astype(jnp.float32)
         scale = arrays["weight_scale"].astype(jnp.float32)
-        return Codes(arrays["weight"], scale, zero, order=None, input_scale=None, coding="int8")
+        return Codes(arrays["weight"], scale, zero, order=None, input_scale=None, coding=self.coding)
 
 
 def _check_shape(tensor: Tensor, out: int, size: int) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hex_llm.kernels.quant_matmul.rows import TYPES
 from hex_llm.model_fields import Fields
 from hex_llm.quantization.compressed import METHOD, Int8, Words
 from hex_llm.quantization.fp8 import Fp8, Scaled
@@ -25,7 +26,7 @@ _ELSEWHERE = (
 )  # fmt: skip
 _FOUND = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype", "block_structure")
 _READ = ("num_bits", "type", "symmetric", "strategy", "group_size", "dynamic", "actorder")
-_INPUTS = (".input_scale", ".input_zero_point")
+_INPUTS = ("input_scale", "input_zero_point")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,13 @@ class CompressedTensors:
         return next((group.format for group in self.groups if group.matches(module)), None)
 
     def spare(self, tensor: Tensor) -> bool:
-        """Older files have zeros even where they say that there are none; scales of `x` count in float8 only."""
+        """Older files have zeros even where they say that there are none. What `x` would be rounded by does not count
+        where it stays in 16 bits."""
         module, _, last = tensor.name.rpartition(".")
-        if last == "weight_zero_point":
-            return not np.any(tensor[tuple(slice(None) for _ in tensor.shape)])
-        return cache_scale(tensor) or (tensor.name.endswith(_INPUTS) and self.format(module) is not None)
+        found = self.format(module)
+        if last == "weight_zero_point" or (last == "input_zero_point" and found is not None and found.coding in TYPES):
+            return not np.any(np.asarray(tensor[tuple(slice(None) for _ in tensor.shape)], np.float32))
+        return cache_scale(tensor) or (last in _INPUTS and found is not None)
 
 
 def read_compressed_tensors(fields: Fields) -> Method:
@@ -103,7 +106,7 @@ def _group(section: Fields, name: str, common: str) -> tuple[bool, Group]:
         case (("float" | "either"), False):
             found = _float8(fields, weights, inputs)
         case (("int" | "either"), True):
-            found = _int8(weights)
+            found = _int8(weights, inputs)
         case "words", True:
             if inputs is not None:
                 raise fields.refuse("input_activations", f"is given, and with {kind} x is not rounded here")
@@ -127,20 +130,31 @@ def _float8(fields: Fields, weights: Fields, inputs: Fields | None) -> Fp8:
     scaled = weights.one_of("strategy", _SCALED, "tensor")
     if inputs is None:
         raise fields.refuse("input_activations", "is missing; weights in float8 are multiplied by x in float8")
-    inputs.only(*_READ, *_FOUND)
-    _bits(inputs, 8)
-    inputs.one_of("type", {"float": True}, "int")
+    static = _static(inputs, "float")
     if not inputs.flag("symmetric", True):
         raise inputs.refuse("symmetric", "is false; float8 is read without zeros")
-    static = not inputs.flag("dynamic", False)
-    # A token's own scale does for one that all of a batch would have had.
-    inputs.one_of("strategy", {"tensor": True} if static else {"token": True, "tensor": True}, "tensor")
     return Fp8(scaled, static)
 
 
-def _int8(weights: Fields) -> Int8:
+def _int8(weights: Fields, inputs: Fields | None) -> Int8:
     _bits(weights, 8)
-    return Int8(weights.one_of("strategy", _SCALED, "tensor"), weights.flag("symmetric", True))
+    scaled, symmetric = weights.one_of("strategy", _SCALED, "tensor"), weights.flag("symmetric", True)
+    static = inputs is not None and _static(inputs, "int")
+    if inputs is None or not symmetric or not inputs.flag("symmetric", True):
+        # With zeros of either, `x` stays in 16 bits, which is more exact.
+        return Int8(scaled, symmetric, "int8", has_input_scale=False)
+    return Int8(scaled, symmetric, "w8a8", has_input_scale=static)
+
+
+def _static(inputs: Fields, kind: str) -> bool:
+    """Whether `x` is brought to 8 bits of a kind by one scale of the file, and not by that of each token."""
+    inputs.only(*_READ, *_FOUND)
+    _bits(inputs, 8)
+    inputs.one_of("type", {kind: True}, "int")
+    static = not inputs.flag("dynamic", False)
+    # A token's own scale does for one that all of a batch would have had.
+    inputs.one_of("strategy", {"tensor": True} if static else {"token": True, "tensor": True}, "tensor")
+    return static
 
 
 def _words(weights: Fields) -> Words:

@@ -41,7 +41,7 @@ class Fp8:
             f"{module}.weight": Stored((out, size), _FLOAT8),
             f"{module}.weight_scale": row_scale(self.scaled, out),
         }
-        return found | ({f"{module}.input_scale": row_scale("matrix", out)} if self.has_input_scale else {})
+        return found | (stored_input_scale(module) if self.has_input_scale else {})
 
     def read(
         self, tensors: Mapping[str, Tensor], module: str, expert: int | None, rows: slice, columns: slice
@@ -56,19 +56,26 @@ class Fp8:
     def order(self, tensors: Mapping[str, Tensor], module: str) -> np.ndarray | None:
         return None
 
-    def input_scale(self, tensors: Mapping[str, Tensor], module: str) -> np.ndarray:
-        """[] float32: by what tokens are divided, where the file has it."""
-        return single(tensors[f"{module}.input_scale"]).astype(np.float32)
-
     def decode(self, arrays: Mapping[str, Array]) -> Codes:
         scale = arrays["weight_scale"].astype(jnp.float32)
         return Codes(arrays["weight"], scale, None, order=None, input_scale=None, coding="fp8")
 
 
+_ONE = Stored((), FLOATS, others=((1,), (1, 1)))
+
+
 def row_scale(scaled: Scaled, out: int) -> Stored:
-    if scaled == "row":
-        return Stored((out, 1), FLOATS, others=((out,),))
-    return Stored((), FLOATS, others=((1,), (1, 1)))
+    return Stored((out, 1), FLOATS, others=((out,),)) if scaled == "row" else _ONE
+
+
+def stored_input_scale(module: str) -> dict[str, Stored]:
+    """Of a format that has one."""
+    return {f"{module}.input_scale": _ONE}
+
+
+def read_input_scale(tensors: Mapping[str, Tensor], module: str) -> np.ndarray:
+    """[] float32: by what tokens are divided, where the file has it."""
+    return single(tensors[f"{module}.input_scale"]).astype(np.float32)
 
 
 def single(tensor: Tensor) -> np.ndarray:

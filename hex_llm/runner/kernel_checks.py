@@ -9,6 +9,7 @@ import jax
 from hex_llm.errors import ConfigError
 from hex_llm.kernels.hopper import is_hopper
 from hex_llm.kernels.paged_attention.api import page_width
+from hex_llm.kernels.quant_matmul.api import multiplied_as_it_lies
 from hex_llm.kernels.quant_matmul.weight import Packed
 from hex_llm.models.split import Split
 from hex_llm.parallel.backend import backend
@@ -82,7 +83,7 @@ def check_products(programs: Programs) -> None:
     slow: dict[tuple[int, ...], str] = {}
     leaves = jax.tree_util.tree_leaves_with_path(programs.params, is_leaf=lambda leaf: isinstance(leaf, Packed))
     for path, weight in leaves:
-        if isinstance(weight, Packed) and weight.layout == "plain" and not _multiplied_so(weight):
+        if isinstance(weight, Packed) and weight.layout == "plain" and not multiplied_as_it_lies(weight):
             slow.setdefault(weight.shape, jax.tree_util.keystr(path))
     if slow:
         shown = ", ".join(f"{name} {list(shape)}" for shape, name in slow.items())
@@ -92,8 +93,3 @@ def check_products(programs: Programs) -> None:
             " bfloat16; on other GPUs there are none.",
             shown,
         )
-
-
-def _multiplied_so(weight: Packed) -> bool:
-    """Whether codes that lie in rows and columns are multiplied as they are; those of experts are not."""
-    return weight.coding == "fp8" and len(weight.shape) == 2 and is_hopper()

@@ -5,13 +5,14 @@ import os
 import jax
 
 from hex_llm.kernels import chain
+from hex_llm.kernels.quant_matmul.rows import TYPES
 from hex_llm.kernels.quant_matmul.weight import Packed
 from hex_llm.parallel.backend import backend
 from hex_llm.runner.programs import Forward, Program, Programs
 
 # Of a GPU's memory. JAX's own choice is 0.75; the rest is for CUDA itself, its libraries and its graphs.
 GPU_MEMORY = "0.93"
-FP8_COLUMNS = 128  # of weights that a chain takes, multiples of it
+EIGHT_BITS_COLUMNS = 128  # of weights in rows and columns that a chain takes, multiples of it
 
 
 def prepare_environment() -> None:
@@ -46,4 +47,4 @@ def _is_chain(programs: Programs, tokens: int) -> bool:
 
 
 def _in_chain(weight: Packed) -> bool:
-    return weight.layout == "hopper" or (weight.coding == "fp8" and weight.shape[-1] % FP8_COLUMNS == 0)
+    return weight.layout == "hopper" or (weight.coding in TYPES and weight.shape[-1] % EIGHT_BITS_COLUMNS == 0)

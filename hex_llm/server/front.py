@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import uvloop
@@ -25,6 +26,7 @@ from hex_llm.errors import EngineDead, HexError, ServerError, StartError, Unavai
 from hex_llm.launch.fleet import POLL_S, Fleet
 from hex_llm.process import CLUSTER_KEY, ENGINE_DIED, ENGINE_HUNG, begin_child, hold_signals, release_signals
 from hex_llm.server.app import keep_time, make_app
+from hex_llm.server.background import in_background
 from hex_llm.server.engines import Engines
 from hex_llm.server.http_server import HttpServer
 from hex_llm.server.keys import Keys
@@ -140,11 +142,12 @@ class _Front:
     async def _get_ready(self, url: str) -> None:
         config, server = self._config, self._server
         found = await self._router.found
-        folder = tokenizer_folder(config)
-        tokenizer = asyncio.to_thread(
-            Tokenizer.load, folder, mode=config.tokenizer_mode, model_folder=model_folder(config)
-        )
-        server.tokenizer, server.text = await asyncio.gather(tokenizer, TextClient.start(_text_settings(config, found)))
+        # Here too: the engine may be on another machine.
+        folder = await in_background(lambda: tokenizer_folder(config))
+        model = await in_background(lambda: model_folder(config))
+        tokenizer = asyncio.to_thread(Tokenizer.load, folder, mode=config.tokenizer_mode, model_folder=model)
+        text = TextClient.start(_text_settings(config, found, folder, model))
+        server.tokenizer, server.text = await asyncio.gather(tokenizer, text)
         server.tokenizer.check_embedding(found.vocab_size)
         ready = await self._router.ready
         server.limits = ready.limits
@@ -214,13 +217,13 @@ class _Front:
             await asyncio.sleep(0.02)
 
 
-def _text_settings(config: Config, found: Found) -> TextSettings:
+def _text_settings(config: Config, found: Found, folder: Path, model: Path) -> TextSettings:
     names = (config.chat_template_kwargs or "").split(",")
     return TextSettings(
-        tokenizer_folder=str(tokenizer_folder(config)),
+        tokenizer_folder=str(folder),
         max_model_len=found.max_model_len,
         mode=config.tokenizer_mode,
-        model_folder=str(model_folder(config)),
+        model_folder=str(model),
         chat_template=config.chat_template,
         template_kwargs=(*TEMPLATE_KWARGS, *(name.strip() for name in names if name.strip())),
         template_timeout_s=config.template_timeout_s,

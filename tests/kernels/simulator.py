@@ -133,7 +133,8 @@ def wgmma(
         return key, memory.access(key, jax.tree.map(int, gpu_callbacks._remove_noop_transforms(transforms)))
 
     def content(where):
-        return np.asarray(memory.get_buffer_content(*where, None, logging_info=info)[0], np.float32)
+        found = np.asarray(memory.get_buffer_content(*where, None, logging_info=info)[0])
+        return found.astype(np.int32 if np.issubdtype(found.dtype, np.integer) else np.float32)
 
     def shared(where):
         gpu_callbacks.get_races().check_read(thread, clock.async_smem_clock, *where, source_info=source_info)
@@ -143,7 +144,7 @@ def wgmma(
     clock = memory.start_product(thread, total[0])
     left = a_allocation_key_as_array
     in_memory = left.shape == key_type.shape_and_dtype().shape
-    a = shared(place(left, a_transforms)) if in_memory else np.asarray(left, np.float32)
+    a = shared(place(left, a_transforms)) if in_memory else np.asarray(left).astype(np.float32)
     b = shared(place(b_allocation_key_as_array, b_transforms))
     with np.errstate(invalid="ignore", over="ignore"):
         result = content(total) + a @ b

@@ -13,16 +13,16 @@ from hex_llm.kernels.matmul.gpu import Plan
 from hex_llm.kernels.paged_attention.gpu_decode import DEFAULT, decode, plan_decode
 from hex_llm.kernels.paged_attention.gpu_decode_merge import merge
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import sizes_of
-from hex_llm.kernels.quant_matmul import gpu_fp8, gpu_fp8_rows
-from hex_llm.kernels.quant_matmul.rows import Fp8, Rows
-from hex_llm.kernels.quant_matmul.weight import Packed
+from hex_llm.kernels.quant_matmul import gpu_eight_bits, gpu_rows
+from hex_llm.kernels.quant_matmul.rows import TYPES, EightBits, Rows
+from hex_llm.kernels.quant_matmul.weight import Coding, Packed
 from hex_llm.kernels.rms import Rms
 from hex_llm.kernels.rope_write import gpu as rope_write_gpu
 from hex_llm.kernels.window import Window
 from tests.kernels.contexts import random_pages
 
 OLD, FRESH = 3.0, 72.0  # what was there before, and what the kernel in front writes: both are numbers in 8 bits, too
-BF16, FP8 = jnp.bfloat16, jnp.float8_e4m3fn
+BF16 = jnp.bfloat16
 
 
 def full(value, *shape, dtype=BF16):
@@ -38,20 +38,21 @@ def add_norm():
     add_norm_gpu.add_norm(full(FRESH, 3, 512), pieces, full(OLD, 512), Rms(1e-5), inner=full(OLD, 512))
 
 
-def fp8_product():
-    rows = Rows(full(FRESH, 8, 256, dtype=FP8), full(FRESH, 8, dtype=jnp.float32), "bfloat16")
-    old = {"data": full(OLD, 128, 256, dtype=FP8), "scale": full(OLD, 128, 1, dtype=jnp.float32)}
-    weight = Packed(**old, zero=None, order=None, input_scale=None, coding="fp8", layout="plain")
-    gpu_fp8.parts(rows, weight, plan=Plan(rows=64, depth=128, slots=2, blocks=2))
+def eight_bits_product(coding: Coding):
+    rows = Rows(full(FRESH, 8, 256, dtype=TYPES[coding]), full(FRESH, 8, dtype=jnp.float32), "bfloat16")
+    old = {"data": full(OLD, 128, 256, dtype=TYPES[coding]), "scale": full(OLD, 128, 1, dtype=jnp.float32)}
+    weight = Packed(**old, zero=None, order=None, input_scale=None, coding=coding, layout="plain")
+    gpu_eight_bits.parts(rows, weight, plan=Plan(rows=64, depth=128, slots=2, blocks=2))
 
 
-def fp8_rows():
-    gpu_fp8_rows.quantize(full(FRESH, 3, 256), Fp8(jnp.float32(OLD)))
+def eight_bits_rows():
+    gpu_rows.quantize(full(FRESH, 3, 256), EightBits(jnp.float32(OLD), "float8_e4m3fn"))
 
 
-def fp8_norm():
+def eight_bits_norm():
     pieces = full(FRESH, 2, 3, 512, dtype=jnp.float32)
-    add_norm_gpu.add_norm(full(FRESH, 3, 512), pieces, full(OLD, 512), Rms(1e-5), fp8=Fp8(jnp.float32(OLD)))
+    how = EightBits(jnp.float32(OLD), "float8_e4m3fn")
+    add_norm_gpu.add_norm(full(FRESH, 3, 512), pieces, full(OLD, 512), Rms(1e-5), eight_bits=how)
 
 
 def rope_write():
@@ -91,9 +92,10 @@ def merging():
     [
         product,
         add_norm,
-        fp8_product,
-        fp8_rows,
-        fp8_norm,
+        lambda: eight_bits_product("fp8"),
+        lambda: eight_bits_product("w8a8"),
+        eight_bits_rows,
+        eight_bits_norm,
         rope_write,
         attention,
         lambda: attention(window=Window(75)),
@@ -103,8 +105,9 @@ def merging():
         "product",
         "add_norm",
         "fp8 product",
-        "fp8 rows",
-        "fp8 norm",
+        "w8a8 product",
+        "rows in 8 bits",
+        "norm in 8 bits",
         "rope_write",
         "attention",
         "window",

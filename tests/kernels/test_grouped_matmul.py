@@ -14,6 +14,7 @@ from hex_llm.kernels.grouped_matmul import api, gpu, gpu_few, gpu_few_plan, gpu_
 from hex_llm.kernels.grouped_matmul.groups import group_rows, most_tiles
 from hex_llm.kernels.quant_matmul import layouts
 from hex_llm.kernels.quant_matmul.reference import dequantize
+from hex_llm.kernels.quant_matmul.rows import TYPES
 from hex_llm.kernels.quant_matmul.weight import Codes
 from tests.kernels.simulator import simulation
 from tests.kernels.test_copy_alignment import alignment_of
@@ -92,7 +93,7 @@ def test_xla_does_what_the_reference_says(tokens, k, num_experts, bias, among, a
     assert_close(out, arrays, activation)
 
 
-WHOLE_TOKENS = [coding for coding in CODINGS if coding != "fp8"]  # the others' tokens are in 8 bits, too
+WHOLE_TOKENS = [coding for coding in CODINGS if coding not in TYPES]  # the others' tokens are in 8 bits, too
 
 
 def few_bits(coding, tokens, *, bias=False, dtype=jnp.float32, input_scale=None):

@@ -12,7 +12,7 @@ from hex_llm.kernels.quant_matmul.decode import decode
 from hex_llm.kernels.quant_matmul.weight import TABLES, Codes, of_expert
 from hex_llm.parallel import backend
 
-CODINGS = ("int8", "int4", "nf4", "fp4", "mxfp4", "fp8")
+CODINGS = ("int8", "int4", "nf4", "fp4", "mxfp4", "fp8", "w8a8")
 
 
 def codes(coding, *shape, group=None, zero=False, order=False, input_scale=None, seed=0):
@@ -21,13 +21,13 @@ def codes(coding, *shape, group=None, zero=False, order=False, input_scale=None,
     *experts, out, size = shape
     scales = (*experts, out, size // (group or size))
     match coding:
-        case "int8":
+        case "int8" | "w8a8":
             values = random.integers(-128, 128, shape).astype(np.int8)
         case "fp8":
             values = np.asarray(random.normal(size=shape) * 30, jnp.float8_e4m3fn)
         case _:
             values = random.integers(0, 16, shape).astype(np.uint8)
-    largest = {"int8": 128, "int4": 8, "mxfp4": 6, "fp8": 30}.get(coding, 1)
+    largest = {"int8": 128, "w8a8": 128, "int4": 8, "mxfp4": 6, "fp8": 30}.get(coding, 1)
     return Codes(
         codes=jnp.asarray(values),
         scale=jnp.asarray(random.uniform(0.5, 1.5, scales) / largest, jnp.float32),
@@ -62,7 +62,7 @@ def test_the_plain_layout_keeps_every_code(coding):
     weight = codes(coding, 3, 5, 128, group=32, zero=coding == "int4", order=True)
     packed = jax.jit(layouts.pack)(weight)
     assert packed.shape == weight.shape
-    assert packed.data.nbytes * (1 if coding in ("int8", "fp8") else 2) == weight.codes.size
+    assert packed.data.nbytes * (1 if coding in ("int8", "fp8", "w8a8") else 2) == weight.codes.size
     for before, after in zip(jax.tree.leaves(weight), jax.tree.leaves(jax.jit(layouts.unpack)(packed)), strict=True):
         assert before.dtype == after.dtype
         assert (np.asarray(before) == np.asarray(after)).all()
@@ -82,6 +82,27 @@ def test_numbers_of_fp8_are_made_exactly():
     assert (np.signbit(got) == np.signbit(want)).all()
 
 
+@pytest.mark.parametrize("input_scale", [None, 0.01])
+def test_tokens_and_weights_of_whole_numbers_are_what_numpy_makes_of_them(input_scale):
+    weight, x = codes("w8a8", 24, 4096, input_scale=input_scale), rows(5, 4096, jnp.bfloat16)
+    wide = np.asarray(x, np.float32)
+    own = np.abs(wide).max(axis=1, keepdims=True) / np.float32(127)
+    scale = own if input_scale is None else np.float32([[input_scale]])
+    tokens = np.clip(np.rint(wide * (1 / scale)), -128, 127).astype(np.int64)
+    assert np.abs(tokens).max() == (127 if input_scale is None else 128)
+    sums = tokens @ np.asarray(weight.codes, np.int64).T
+    want = sums.astype(np.float64) * scale * np.asarray(weight.scale)[:, 0]
+    np.testing.assert_allclose(reference.matmul(x, weight, dtype=jnp.dtype(jnp.float32)), want, rtol=3e-7)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_experts_of_whole_numbers_multiply_tokens_as_they_are(platform):
+    weight = codes("w8a8", 3, 128, 128, input_scale=0.01)
+    with backend.compiling_for(platform):
+        experts, one = (jax.eval_shape(layouts.pack, each) for each in (weight, codes("w8a8", 128, 128)))
+    assert (experts.coding, experts.input_scale, one.coding) == ("int8", None, "w8a8")
+
+
 KINDS = [
     ("int8", None, {}),
     ("int8", 32, {"zero": True}),
@@ -96,6 +117,8 @@ KINDS = [
     ("mxfp4", 32, {}),
     ("fp8", None, {}),
     ("fp8", None, {"input_scale": 0.01}),
+    ("w8a8", None, {}),
+    ("w8a8", None, {"input_scale": 0.01}),
 ]
 # Every kind with every number of rows and in both types, and every number in both types.
 PRODUCTS = [
@@ -118,7 +141,16 @@ def test_products_are_what_the_reference_says(coding, group, options, number, dt
         assert_close(got, reference.matmul(x, weight, dtype=result), dtype)
 
 
-@pytest.mark.parametrize("coding", ["int8", "int4", "mxfp4", "fp8"])
+@pytest.mark.parametrize("coding", ["int8", "int4"])
+def test_a_weight_of_one_block_takes_columns_in_its_order(coding):
+    """Without blocks, XLA would multiply columns where they were gathered, and has no code for that in bfloat16."""
+    weight = codes(coding, 64, 128, group=64, zero=True, order=True)
+    x = rows(16, 128, jnp.bfloat16)
+    got = jax.jit(partial(xla.matmul, dtype=jnp.dtype(jnp.bfloat16)))(x, layouts.pack(weight))
+    assert_close(got, reference.matmul(x, weight), jnp.bfloat16)
+
+
+@pytest.mark.parametrize("coding", ["int8", "int4", "mxfp4", "fp8", "w8a8"])
 def test_a_row_with_one_scale_is_multiplied_exactly(coding):
     """Its codes are exact in bfloat16, so that only the sum is rounded."""
     weight = codes(coding, 64, 256, zero=coding == "int4")
@@ -144,7 +176,8 @@ def test_one_expert_of_several_multiplies(coding, number):
 @cache
 def large(coding):
     """Of a weight as large as real ones, what it is like: numbers of that size take seconds to make."""
-    return jax.eval_shape(plain.pack, jax.eval_shape(lambda: codes(coding, 8192, 4096, group=128)))
+    group = None if coding == "w8a8" else 128
+    return jax.eval_shape(plain.pack, jax.eval_shape(lambda: codes(coding, 8192, 4096, group=group)))
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -153,7 +186,7 @@ def large(coding):
 def test_a_cpu_never_has_the_decoded_matrix_in_memory(coding, number, dtype):
     weight = large(coding)
     x = jax.ShapeDtypeStruct((number, 4096), dtype)
-    program = jax.jit(partial(xla.matmul, dtype=jnp.dtype(dtype))).lower(x, weight).compile()
+    program = jax.jit(partial(api.matmul, dtype=jnp.dtype(dtype))).lower(x, weight).compile()
     temporaries = program.memory_analysis().temp_size_in_bytes
     assert temporaries < 6 << 20  # decoded, 64 MiB in bfloat16; its codes alone are 16 MiB or 32
 

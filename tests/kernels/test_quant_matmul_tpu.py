@@ -29,6 +29,7 @@ KINDS: tuple[tuple[Coding, int | None, bool], ...] = (
     ("fp4", 64, False),
     ("mxfp4", 32, False),
     ("fp8", None, False),
+    ("w8a8", None, False),
 )
 
 
@@ -44,7 +45,7 @@ def _interpreter():
 def random_codes(rng, coding: Coding, shape: tuple[int, ...], group: int | None, zero: bool) -> Codes:
     *experts, out, size = shape
     match coding:
-        case "int8":
+        case "int8" | "w8a8":
             codes = jnp.asarray(rng.integers(-128, 128, shape), jnp.int8)
         case "fp8":
             codes = jnp.asarray(np.clip(rng.standard_normal(shape) * 100, -448, 448), jnp.float8_e4m3fn)
@@ -104,6 +105,20 @@ def test_products(rng, monkeypatch, coding, group, zero, wide):
     codes = random_codes(rng, coding, (256, 640), group, zero)
     x = jnp.asarray(rng.standard_normal((8, 640)), BF16)
     check(x, codes, wide, monkeypatch)
+
+
+@pytest.mark.parametrize("input_scale", [None, 0.02])
+@pytest.mark.parametrize("tokens", [8, 40])
+def test_whole_numbers_are_multiplied_as_such(rng, monkeypatch, tokens, input_scale):
+    small_blocks(monkeypatch)
+    monkeypatch.setattr(tpu, "_multiplies_int8", lambda: True)
+    codes = random_codes(rng, "w8a8", (256, 640), None, zero=False)
+    codes = dataclasses.replace(codes, input_scale=None if input_scale is None else jnp.float32(input_scale))
+    x = jnp.asarray(rng.standard_normal((tokens, 640)), BF16)
+    with compiling_for("tpu"):
+        got = jax.jit(lambda x, codes: api.matmul(x, layouts.pack(codes), dtype=F32))(x, codes)
+    # Sums are exact.
+    np.testing.assert_allclose(got, reference.matmul(x, codes, dtype=F32), rtol=1e-6)
 
 
 def small_blocks(monkeypatch):

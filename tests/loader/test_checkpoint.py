@@ -153,7 +153,7 @@ def test_an_index_that_names_the_wrong_file_is_told(tmp_path):
 @pytest.mark.parametrize("file", ["../other.safetensors", "/etc/passwd", "..", ".", "", 3, None])
 def test_an_index_cannot_name_files_outside_the_folder(tmp_path, file):
     write_index(tmp_path, {"a": file})
-    assert "which is not a file of this folder" in refusal(tmp_path)
+    assert "which is not a safetensors file of this folder" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["{}", '{"weight_map": {}}', '{"weight_map": [1]}', "{"])

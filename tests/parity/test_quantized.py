@@ -6,7 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from hex_llm.kernels.quant_matmul.reference import dequantize
+from hex_llm.kernels.quant_matmul import api
+from hex_llm.kernels.quant_matmul.layouts import unpack
+from hex_llm.kernels.quant_matmul.reference import dequantize, matmul
 from hex_llm.loader.checkpoint import open_checkpoint
 from hex_llm.loader.config_json import read_config
 from hex_llm.loader.contents import check_checkpoint
@@ -131,6 +133,34 @@ def test_logits_of_a_shared_expert_with_columns_in_an_order_are_the_same_on_two_
     packed = write(write_llama4(tmp_path / "source"), tmp_path / "packed", kind, only="shared_expert")
     decoded = plain(packed, tmp_path / "plain", kind)
     check_logits(many_devices, join_experts(packed), join_experts(decoded), (2,))
+
+
+@pytest.mark.parametrize(
+    ("name", "far"),
+    [("int-quantized", 0.05), ("int-quantized static", 1e-5)],  # tokens' own scales are those of devices' shares
+)
+def test_logits_with_tokens_in_whole_numbers_are_what_the_reference_makes_of_them(
+    many_devices, monkeypatch, name, far, tmp_path
+):
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 256}
+    packed = write(write_llama(tmp_path / "source", num_hidden_layers=1, **sizes), tmp_path / "packed", KINDS[name])
+    found, on_two = logits_of(*load_model(packed)), many_devices.logits(packed, 2)
+    in_16_bits = logits_of(*load_model(plain(packed, tmp_path / "plain", KINDS[name])))
+    taken = []
+
+    def by_reference(x, weight, *, dtype):
+        taken.append(weight.coding)
+        return matmul(x, unpack(weight), dtype=dtype)
+
+    monkeypatch.setattr(api, "matmul", by_reference)
+    jax.clear_caches()
+    expected = logits_of(*load_model(packed))
+    assert set(taken) == {"w8a8"}
+    assert len(taken) >= 4
+    size = np.ptp(expected)
+    assert np.abs(found - expected).max() <= 1e-5 * size
+    assert np.abs(on_two - expected).max() <= far * size
+    assert np.abs(in_16_bits - expected).max() > 1e-3 * size
 
 
 def check_logits(many_devices, packed, plain, devices):

@@ -33,9 +33,11 @@ from tests.quantization.writers import KINDS, awq, grouped, write
 # One of each layout, in every run; all of them with -m slow.
 SOME = [
     "awq", "gptq 4 zeros", "gptq 8 v2 sorted", "bitsandbytes int8", "bitsandbytes nf4 nested",
-    "float-quantized static", "pack-quantized 4 sorted", "int-quantized zeros", "fbgemm_fp8",
+    "float-quantized static", "pack-quantized 4 sorted", "int-quantized zeros", "fbgemm_fp8", "int-quantized static",
 ]  # fmt: skip
-ANSWERING = ["awq", "bitsandbytes int8", "bitsandbytes nf4", "float-quantized static"]
+ANSWERING = [
+    "awq", "bitsandbytes int8", "bitsandbytes nf4", "float-quantized static", "int-quantized", "int-quantized static",
+]  # fmt: skip
 EVERY = 5  # of the questions, in every run
 FOUR_BITS = ("awq", "gptq 4", "nf4", "fp4", "pack-quantized 4")
 
@@ -52,7 +54,10 @@ def test_devices_have_their_shares_bit_by_bit(names):
     on_devices("embedded", names)
 
 
-UNEVEN = ["fp8 static", "float-quantized static", "float-quantized dynamic", "awq of rows", "bitsandbytes int8"]
+UNEVEN = [
+    "fp8 static", "float-quantized static", "float-quantized dynamic", "awq of rows", "bitsandbytes int8",
+    "int-quantized static", "int-quantized",
+]  # fmt: skip
 
 
 def test_devices_have_their_shares_where_one_has_no_heads_and_the_mlp_is_filled_up():

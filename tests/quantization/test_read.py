@@ -18,7 +18,7 @@ from hex_llm.quantization.fp8 import Fp8
 from hex_llm.quantization.gptq import Gptq
 from hex_llm.quantization.mxfp4 import Mxfp4
 from hex_llm.quantization.read import quantization_fields, read_method
-from tests.quantization.writers import AUTO_FP8, AWQ, KINDS, STATIC, numbers
+from tests.quantization.writers import AUTO_FP8, AWQ, KINDS, STATIC, TOKENS, numbers
 
 LAYER = "model.layers.0."
 UP, HEAD, EMBED = f"{LAYER}mlp.up_proj", "lm_head", "model.embed_tokens"
@@ -69,7 +69,14 @@ def compressed(kind="pack-quantized 4", weights=None, group=None, **changes):
         (KINDS["bitsandbytes int8"].config, BitsAndBytesInt8()),
         (KINDS["float-quantized static"].config, Fp8("matrix", has_input_scale=True)),
         (KINDS["float-quantized dynamic"].config, Fp8("row", has_input_scale=False)),
-        (KINDS["int-quantized zeros"].config, Int8("row", symmetric=False)),
+        (KINDS["int-quantized zeros"].config, Int8("row", False, "int8", has_input_scale=False)),
+        (KINDS["int-quantized"].config, Int8("row", True, "w8a8", has_input_scale=False)),
+        (KINDS["int-quantized static"].config, Int8("row", True, "w8a8", has_input_scale=True)),
+        (KINDS["int-quantized of 16"].config, Int8("row", True, "int8", has_input_scale=False)),
+        (  # zeros of what comes in
+            compressed("int-quantized", group={"input_activations": TOKENS | {"symmetric": False}}),
+            Int8("row", True, "int8", has_input_scale=False),
+        ),
         (KINDS["pack-quantized 4 sorted"].config, Words(4, "row", 32, symmetric=True, has_order=True)),
         (KINDS["fbgemm_fp8"].config, Fp8("row", has_input_scale=False)),
         (compressed(weights={"group_size": -1, "actorder": "group"}), Words(4, "row", None, True, has_order=False)),
@@ -150,6 +157,8 @@ def test_what_a_checkpoint_may_have_beside_its_weights(tmp_path):
         f"{attention}.q_proj.bias": np.zeros(4, np.float32),
         f"{attention}.k_proj.bias": np.ones(4, np.float32),
         f"{UP}.input_scale": np.ones(1, np.float32),
+        f"{UP}.input_zero_point": np.zeros(1, np.int8),
+        f"{attention}.o_proj.input_zero_point": np.ones(1, np.int8),
         f"{UP}.weight_zero_point": np.zeros((4, 1), np.int8),
         f"{attention}.o_proj.weight_zero_point": np.ones((4, 1), np.int8),
         f"{UP}.weight_format": np.zeros((), np.uint8),
@@ -165,9 +174,10 @@ def test_what_a_checkpoint_may_have_beside_its_weights(tmp_path):
 
     assert spare(AWQ | {"group_size": 128}) == {"self_attn.k_scale"}
     assert spare(QWEN_GPTQ) == {"self_attn.k_scale", "self_attn.q_proj.bias"}
-    assert spare(KINDS["int-quantized"].config) == {
-        "self_attn.k_scale", "mlp.up_proj.input_scale", "mlp.up_proj.weight_zero_point",
-    }  # fmt: skip
+    zeros = {"mlp.up_proj.input_zero_point", "mlp.up_proj.weight_zero_point"}
+    assert spare(KINDS["int-quantized"].config) == {"self_attn.k_scale", "mlp.up_proj.input_scale", *zeros}
+    asymmetric = compressed("int-quantized", group={"input_activations": TOKENS | {"symmetric": False}})
+    assert spare(asymmetric) - spare(KINDS["int-quantized"].config) == {"self_attn.o_proj.input_zero_point"}
     int8 = KINDS["bitsandbytes int8"].config
     assert spare(int8) == {"self_attn.k_scale", "mlp.up_proj.weight_format"}
     with pytest.raises(CheckpointError, match=r"o_proj\.weight_format .* is \[1\]"):
@@ -240,6 +250,15 @@ def test_old_models_say_it_elsewhere(tmp_path):
         (compressed("float-quantized static", group={"input_activations": None}), ["input_activations is missing"]),
         (compressed("float-quantized static", weights={"num_bits": 4}), ["num_bits is 4"]),
         (compressed("int-quantized", weights={"num_bits": 4}), ["num_bits is 4"]),
+        (
+            compressed("int-quantized", group={"input_activations": TOKENS | {"num_bits": 4}}),
+            ["input_activations.num_bits is 4"],
+        ),
+        (compressed("int-quantized", group={"input_activations": STATIC}), ["input_activations.type is 'float'"]),
+        (
+            compressed("int-quantized", group={"input_activations": TOKENS | {"strategy": "group"}}),
+            ["input_activations.strategy is 'group'"],
+        ),
         (compressed("pack-quantized 4", config_groups={"W4A16": ["Linear"]}), ["config_groups.W4A16"]),
         (compressed(config_groups={}), ["config_groups is missing or empty"]),
         (compressed(sparsity_config={"format": "sparse-24-bitmask"}), ["sparsity_config", "sparse-24-bitmask"]),

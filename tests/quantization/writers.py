@@ -200,9 +200,10 @@ def input_scale(module: str) -> float:
     return 0.05 + zlib.crc32(module.encode()) % 1000 / 20000
 
 
-def int8_rows(weight: np.ndarray, module: str, zeros: bool) -> Tensors:
+def int8_rows(weight: np.ndarray, module: str, zeros: bool, static: bool = False) -> Tensors:
     codes, scale, zero = rounded(weight, None, 8, zeros)
     found = {"weight": (codes - 128).astype(np.int8), "weight_scale": scale.astype(ml_dtypes.bfloat16)}
+    found |= {"input_scale": np.full(1, input_scale(module), np.float32)} if static else {}
     return found | ({"weight_zero_point": (zero - 128).astype(np.int8)} if zeros else {})
 
 
@@ -332,6 +333,16 @@ KINDS: dict[str, Kind] = {
         TOKENS,
         partial(int8_rows, zeros=True),
         decoders.rows_scaled,
+    ),
+    "int-quantized static": compressed_kind(
+        "int-quantized",
+        numbers(8, "int", "channel"),
+        numbers(8, "int", "tensor"),
+        partial(int8_rows, zeros=False, static=True),
+        decoders.rows_scaled,
+    ),
+    "int-quantized of 16": compressed_kind(
+        "int-quantized", numbers(8, "int", "channel"), None, partial(int8_rows, zeros=False), decoders.rows_scaled
     ),
     "fp8 static": Kind(
         AUTO_FP8 | {"activation_scheme": "static"}, partial(fp8, rows=False, static=True, shape=()), decoders.fp8

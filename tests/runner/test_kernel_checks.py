@@ -12,6 +12,7 @@ from hex_llm.parallel.backend import compiling_for
 from hex_llm.parallel.mesh import make_mesh
 from hex_llm.runner.memory import GIB, Memory
 from tests.checkpoints import llama_config, write_llama
+from tests.quantization.writers import KINDS
 
 
 def plan(on="tpu", **flags):
@@ -100,6 +101,14 @@ def test_weights_in_few_bits_that_no_kernel_takes_are_told_of_by_name_and_shape(
     assert bool(told_of_products(caplog, "gpu", model=folder, quantization=quantization)) == (quantization != "fp8")
     assert not told_of_products(caplog, "cpu", model=folder, quantization=quantization)
     assert not told_of_products(caplog, "tpu", model=folder)
+
+
+@pytest.mark.parametrize("on", ["tpu", "gpu"])
+def test_nothing_is_told_of_whole_numbers_that_every_device_multiplies_as_they_lie(on, tmp_path, caplog):
+    sizes = {"hidden_size": 96, "intermediate_size": 224, "num_attention_heads": 6, "num_key_value_heads": 2}
+    config = llama_config(**sizes) | {"quantization_config": KINDS["int-quantized"].config}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert not told_of_products(caplog, on, model=str(tmp_path))
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])

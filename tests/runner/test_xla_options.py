@@ -145,6 +145,8 @@ def in_few_bits(coding: Coding, layout: Layout, columns: int) -> Packed:
         (in_few_bits("int8", "hopper", 128), True),
         (in_few_bits("fp8", "plain", 4096), True),  # multiplied as it is
         (in_few_bits("fp8", "plain", 4096 + 64), False),
+        (in_few_bits("w8a8", "plain", 4096), True),
+        (in_few_bits("w8a8", "plain", 4096 + 64), False),
         (in_few_bits("int4", "plain", 4096), False),
         (in_few_bits("int8", "plain", 4096), False),
     ],

@@ -108,7 +108,7 @@ def quantized(
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
 
     rows = (out,) if num_experts is None else (num_experts, out)
-    numbers: dict[Coding, Any] = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
+    numbers: dict[Coding, Any] = {"int8": jnp.int8, "w8a8": jnp.int8, "fp8": jnp.float8_e4m3fn}
     codes = Codes(
         codes=array(*rows, size, dtype=numbers.get(coding, jnp.uint8)),
         scale=array(*rows, size // group if group else 1),

@@ -13,8 +13,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels.chain import padded
-from hex_llm.kernels.quant_matmul.gpu_fp8_rows import divided, row_scale
-from hex_llm.kernels.quant_matmul.rows import Fp8, Rows
+from hex_llm.kernels.quant_matmul.gpu_rows import divided, row_scale
+from hex_llm.kernels.quant_matmul.rows import EightBits, Rows
 from hex_llm.kernels.rms import Rms
 
 THREADS = 128
@@ -28,12 +28,14 @@ def supports(width: int) -> bool:
 
 @functools.partial(jax.jit, static_argnames="rms")
 def add_norm(
-    x: Array, pieces: Array, weight: Array, rms: Rms, *, inner: Array | None = None, fp8: Fp8 | None = None
+    x: Array, pieces: Array, weight: Array, rms: Rms, *, inner: Array | None = None, eight_bits: EightBits | None = None
 ) -> tuple[Array, Array | Rows]:
-    """As `reference.add_norm`, but the norm has `padded` rows, those past M of zeros. With `fp8` it is in 8 bits."""
+    """As `reference.add_norm`, but the norm has `padded` rows, those past M of zeros. With `eight_bits` it
+    is in those."""
     tokens, width = x.shape
     dtype = x.dtype
-    norm_dtype = dtype if fp8 is None else jnp.float8_e4m3fn
+    norm_dtype = dtype if eight_bits is None else eight_bits.dtype
+    rows = padded(tokens, norm_dtype)
     vector = next(size for size in VECTORS if width // THREADS % size == 0)
 
     def body(x_ref, pieces_ref, weight_ref, inner_ref, given_ref, sum_ref, norm_ref, scale_ref):
@@ -70,17 +72,17 @@ def add_norm(
             row = (old + added.astype(jnp.float32)).astype(dtype)
             sum_ref[token] = row
             norm = normed(row, scale)
-            if fp8 is not None:
+            if eight_bits is not None:
                 norm = norm.astype(jnp.float32)
-                divisor = row_scale(norm) if given is None else given
-                norm = divided(norm, divisor)
+                divisor = row_scale(norm, eight_bits) if given is None else given
+                norm = divided(norm, divisor, eight_bits)
                 scale_ref[token] = divisor
             norm_ref[token] = norm
 
         @pl.when(token >= tokens)
         def _padding():
             norm_ref[token] = plgpu.layout_cast(jnp.zeros((width,), norm_dtype), layout)
-            if fp8 is not None:
+            if eight_bits is not None:
                 scale_ref[token] = jnp.float32(1)
 
     kernel = plgpu.kernel(
@@ -88,12 +90,12 @@ def add_norm(
         kernel_name="add_norm",
         out_type=[
             jax.ShapeDtypeStruct(x.shape, dtype),
-            jax.ShapeDtypeStruct((padded(tokens), width), norm_dtype),
-            None if fp8 is None else jax.ShapeDtypeStruct((padded(tokens),), jnp.float32),
+            jax.ShapeDtypeStruct((rows, width), norm_dtype),
+            None if eight_bits is None else jax.ShapeDtypeStruct((rows,), jnp.float32),
         ],
-        grid=(padded(tokens),),
+        grid=(rows,),
         grid_names=("token",),
     )
-    given = None if fp8 is None or fp8.input_scale is None else fp8.input_scale.reshape(1)
+    given = None if eight_bits is None or eight_bits.input_scale is None else eight_bits.input_scale.reshape(1)
     y, norm, scales = kernel(x, pieces, weight, inner, given)
-    return y, norm if fp8 is None else Rows(norm, scales, str(dtype))
+    return y, norm if eight_bits is None else Rows(norm, scales, str(dtype))

@@ -9,7 +9,7 @@ from jax import Array
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.chain import chained
 from hex_llm.kernels.matmul import reference
-from hex_llm.kernels.quant_matmul.rows import Fp8, Tokens
+from hex_llm.kernels.quant_matmul.rows import EightBits, Tokens
 from hex_llm.kernels.rms import Rms
 
 
@@ -41,7 +41,7 @@ def gated_matmul(x: Array, weight: Array, activation: Activation) -> Array:
 
 
 def add_norm(
-    x: Array, pieces: Array, weight: Array, rms: Rms, *, inner: Array | None = None, fp8: Fp8 | None = None
+    x: Array, pieces: Array, weight: Array, rms: Rms, *, inner: Array | None = None, eight_bits: EightBits | None = None
 ) -> tuple[Array, Tokens]:
     """As `reference.add_norm`, but in a chain the rows of the norm, not those of `x`, grow to a multiple of 8, and come
     in 8 bits where they are wanted so."""
@@ -49,5 +49,5 @@ def add_norm(
         from hex_llm.kernels.matmul import add_norm_gpu
 
         if add_norm_gpu.supports(x.shape[1]):
-            return add_norm_gpu.add_norm(x, pieces, weight, rms, inner=inner, fp8=fp8)
+            return add_norm_gpu.add_norm(x, pieces, weight, rms, inner=inner, eight_bits=eight_bits)
     return reference.add_norm(x, pieces, weight, rms, inner=inner)

@@ -8,8 +8,9 @@ piece of work and the next; each compute warpgroup multiplies 64 rows. `x` is sm
 Where `out` has too few tiles to fill the chip, `in` is split between blocks, and the float32 parts are added in a fixed
 order by whatever comes next. What one token gets depends on no other token.
 
-Operands are bfloat16, or both float8_e4m3fn: then the tokens and the rows of the weight may have scales, by which a sum
-is multiplied. A slot of the ring has as many bytes in either type.
+Operands are bfloat16, or both float8_e4m3fn or int8: then the tokens and the rows of the weight may have scales, by
+which a sum is multiplied. The sum of int8 is one of int32, which is exact, and becomes float32 then. A slot of the ring
+has as many bytes in every type.
 """
 
 import functools
@@ -29,7 +30,7 @@ from hex_llm.kernels.hopper import MMA_ROWS, SHARED_BYTES, num_sms
 from hex_llm.kernels.matmul.reference import total
 from hex_llm.pytree import pytree
 
-TYPES = (jnp.bfloat16, jnp.float8_e4m3fn)
+TYPES = (jnp.bfloat16, jnp.float8_e4m3fn, jnp.int8)
 LINE_BYTES = 128  # of a row of an operand, which are swizzled together
 MAX_SPLITS = 8
 
@@ -84,7 +85,7 @@ def plan_for(tokens: int, out: int, size: int, *, gated: bool = False, dtype: An
 
 def ring_slots(tokens: int, plan: Plan, dtype: Any = jnp.bfloat16) -> int:
     """Slots of the ring of a block: as many as fit, if the plan does not say."""
-    return plan.slots or SHARED_BYTES // ((plan.rows + padded(tokens)) * plan.depth * jnp.dtype(dtype).itemsize)
+    return plan.slots or SHARED_BYTES // ((plan.rows + padded(tokens, dtype)) * plan.depth * jnp.dtype(dtype).itemsize)
 
 
 @pytree
@@ -114,7 +115,7 @@ def parts(
     tokens, size = x.shape
     if plan is None:
         plan = plan_for(tokens, weight.shape[0], size, gated=activation is not None, dtype=x.dtype)
-    batch = padded(tokens)
+    batch = padded(tokens, x.dtype)
     if batch != tokens:
         x = jnp.pad(x, ((0, batch - tokens), (0, 0)))
         if scales is not None:
@@ -148,6 +149,7 @@ def _call(
     blocks = min(plan.blocks or num_sms() // mates * mates, tiles * plan.splits)
     slots = min(ring_slots(batch, plan, x.dtype), steps * -(-tiles * plan.splits // blocks))
     prefetched = min(slots, steps)
+    summed = jnp.int32 if x.dtype == jnp.int8 else jnp.float32
     tile = (8, line(x.dtype))
     swizzled = plgpu.TilingTransform(tile), plgpu.SwizzleTransform(LINE_BYTES)  # pyright: ignore[reportAbstractUsage]
 
@@ -230,10 +232,9 @@ def _call(
 
                     return [each[...] for each in totals]
 
-                totals = pl.run_scoped(
-                    accumulate, *[plgpu.WGMMAAccumulatorRef((MMA_ROWS, batch), jnp.float32)] * operands
-                )
+                totals = pl.run_scoped(accumulate, *[plgpu.WGMMAAccumulatorRef((MMA_ROWS, batch), summed)] * operands)
                 plgpu.barrier_arrive(empty.at[lax.rem(index * steps + steps - 1, slots)])
+                totals = [each.astype(jnp.float32) for each in totals]
                 if scales_ref is not None:
                     columns = plgpu.load(token_scales, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
                     totals = [

@@ -9,8 +9,8 @@ from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.chain import chained
 from hex_llm.kernels.hopper import is_hopper
 from hex_llm.kernels.matmul.reference import total
-from hex_llm.kernels.quant_matmul import reference, xla, xla_fp8
-from hex_llm.kernels.quant_matmul.rows import Fp8, Rows, Tokens, taken_by
+from hex_llm.kernels.quant_matmul import reference, xla, xla_rows
+from hex_llm.kernels.quant_matmul.rows import TYPES, EightBits, Rows, Tokens, taken_by
 from hex_llm.kernels.quant_matmul.weight import Matrix, Packed
 
 
@@ -33,8 +33,8 @@ def matmul(x: Tokens, weight: Packed, *, dtype: jnp.dtype) -> Array:
     """[M, in] x [out, in] -> [M, out] in `dtype`; see `reference.matmul`."""
     if takes(x, weight):
         return total(parts(x, weight, dtype=dtype))[: x.shape[0]].astype(dtype)
-    if isinstance(x, Rows) or (weight.coding == "fp8" and is_hopper()):
-        return xla_fp8.matmul(_rows(x, weight), weight, dtype=dtype)[: x.shape[0]]
+    if isinstance(x, Rows) or multiplied_as_it_lies(weight):
+        return xla_rows.matmul(_rows(x, weight), weight, dtype=dtype)[: x.shape[0]]
     if weight.layout == "hopper":
         from hex_llm.kernels.quant_matmul import gpu
 
@@ -46,9 +46,16 @@ def matmul(x: Tokens, weight: Packed, *, dtype: jnp.dtype) -> Array:
     return xla.matmul(x, weight, dtype=dtype)
 
 
-def rows_for(x: Array, weight: Matrix) -> Fp8 | None:
+def multiplied_as_it_lies(weight: Packed) -> bool:
+    """Whether XLA multiplies the codes of a weight in rows and columns: all know whole numbers, Hopper fp8 as well."""
+    if weight.layout != "plain" or len(weight.shape) != 2:
+        return False
+    return weight.coding == "w8a8" or (weight.coding == "fp8" and is_hopper())
+
+
+def rows_for(x: Array, weight: Matrix) -> EightBits | None:
     """How a kernel in front is to give tokens [M, in] to the weight: in 8 bits, or as they are."""
-    if not isinstance(weight, Packed) or weight.coding != "fp8" or not takes(x, weight):
+    if not isinstance(weight, Packed) or weight.coding not in TYPES or not takes(x, weight):
         return None
     return taken_by(weight)
 
@@ -56,18 +63,19 @@ def rows_for(x: Array, weight: Matrix) -> Fp8 | None:
 def _kernels_for(weight: Packed) -> ModuleType:
     """Those of a chain on Hopper: `supports` and `parts`."""
     # Imported where they are used: Pallas takes a second, which a start on a CPU has better use for.
-    from hex_llm.kernels.quant_matmul import gpu, gpu_fp8
+    from hex_llm.kernels.quant_matmul import gpu, gpu_eight_bits
 
-    return gpu_fp8 if weight.coding == "fp8" else gpu
+    return gpu_eight_bits if weight.coding in TYPES else gpu
 
 
 def _rows(x: Tokens, weight: Packed) -> Rows:
-    """For a product on Hopper. There may come more of them, by rows of zeros."""
+    """There may come more of them, by rows of zeros."""
     if isinstance(x, Rows):
         return x
-    from hex_llm.kernels.quant_matmul import gpu_fp8_rows
+    if is_hopper():
+        from hex_llm.kernels.quant_matmul import gpu_rows
 
-    if gpu_fp8_rows.supports(x.shape[1]):
-        return gpu_fp8_rows.quantize(x, taken_by(weight))
-    values, scale = reference.quantize_rows(x, weight.input_scale)
+        if gpu_rows.supports(x.shape[1]):
+            return gpu_rows.quantize(x, taken_by(weight))
+    values, scale = reference.quantize_rows(x, taken_by(weight))
     return Rows(values, scale[:, 0], str(x.dtype))

@@ -12,7 +12,7 @@ def decode(codes: Array, coding: Coding) -> Array:
     Those of fp8 come as bytes.
     """
     match coding:
-        case "int8" | "int4":
+        case "int8" | "w8a8" | "int4":
             return codes.astype(jnp.float32)
         case "fp8":
             return _fp8(codes)

@@ -1,11 +1,13 @@
 """Which layout a weight in few bits gets, and back."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 
 from hex_llm.kernels.hopper import is_hopper
 from hex_llm.kernels.quant_matmul import plain
+from hex_llm.kernels.quant_matmul.rows import TYPES
 from hex_llm.kernels.quant_matmul.weight import Codes, Packed
 from hex_llm.parallel.backend import backend
 
@@ -13,8 +15,10 @@ from hex_llm.parallel.backend import backend
 def pack(codes: Codes, dtype: Any = jnp.bfloat16) -> Packed:
     """The weight, or a device's share of it, in the layout that the kernel for it takes, with tokens of `dtype`.
 
-    To be traced.
+    To be traced. Experts multiply tokens as they are: with them w8a8 is int8.
     """
+    if codes.coding == "w8a8" and len(codes.shape) == 3:
+        codes = replace(codes, input_scale=None, coding="int8")
     return _best(codes, dtype).pack(codes)
 
 
@@ -26,7 +30,7 @@ def _best(codes: Codes, dtype: Any) -> Any:
         from hex_llm.kernels.quant_matmul import gpu_expert_layout, gpu_layout
 
         is_one = len(codes.shape) == 2
-        if is_one and codes.coding == "fp8":
+        if is_one and codes.coding in TYPES:
             return plain  # multiplied as it is
         layout = gpu_layout if is_one else gpu_expert_layout
         if layout.supports(codes):

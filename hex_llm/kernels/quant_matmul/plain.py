@@ -43,7 +43,7 @@ def unpack(weight: Packed) -> Codes:
 def _codes(weight: Packed) -> Array:
     if weight.coding == "fp8":
         return lax.bitcast_convert_type(weight.data, jnp.float8_e4m3fn)
-    if weight.coding == "int8":
+    if bits(weight.coding) == 8:
         return weight.data
     both = jnp.stack([weight.data & 15, weight.data >> 4], axis=-1)
     return both.reshape(*weight.data.shape[:-1], -1)

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from hex_llm.kernels import float8
 from hex_llm.kernels.activation import Activation, gated
+from hex_llm.kernels.quant_matmul.rows import TYPES, EightBits, taken_by
 from hex_llm.kernels.quant_matmul.weight import TABLES, Codes
 
-FP8_ZERO = 2.0**-100  # a row without a larger number is of zeros: what divides by its scale must not overflow
+ZERO = 2.0**-100  # a row without a larger number is of zeros: what divides by its scale must not overflow
 
 
 def dequantize(weight: Codes) -> Array:
@@ -28,7 +28,8 @@ def dequantize(weight: Codes) -> Array:
 def matmul(x: Array, weight: Codes, *, dtype: jnp.dtype | None = None) -> Array:
     """[M, in] x [out, in] -> [M, out], summed in float32 and rounded to `dtype`, or the type of `x`.
 
-    With fp8, `x` is in 8 bits, too: see `quantize_rows`.
+    With fp8 and w8a8, `x` is in 8 bits, too: see `quantize_rows`. Of w8a8 sums are exact: of whole numbers, in int32,
+    which holds those of 131,071 columns.
     """
     return _float32(x, weight).astype(dtype or x.dtype)
 
@@ -40,34 +41,37 @@ def gated_matmul(x: Array, weight: Codes, activation: Activation) -> Array:
     return gated(activation, both[:, :size], both[:, size:]).astype(x.dtype)
 
 
-def quantize_rows(x: Array, input_scale: Array | None) -> tuple[Array, Array]:
-    """[M, in] -> float8_e4m3fn [M, in] and the scales [M, 1] float32 of its rows, or the one that all have.
+def quantize_rows(x: Array, how: EightBits) -> tuple[Array, Array]:
+    """[M, in] -> 8 bits [M, in] and the scales [M, 1] float32 of its rows, or the one that all have.
 
     A row's own scale makes its largest number the largest there is; a row of zeros has scale 1. One division is made
     for a row, and not for each of its numbers: kernels then give the same bits without taking longer.
     """
-    values, scale = scale_rows(x, input_scale)
-    return values.astype(jnp.float8_e4m3fn), scale
+    values, scale = scale_rows(x, how)
+    return how.rounded(values), scale
 
 
-def scale_rows(x: Array, input_scale: Array | None) -> tuple[Array, Array]:
+def scale_rows(x: Array, how: EightBits) -> tuple[Array, Array]:
     """What `quantize_rows` rounds, in float32, and the scales."""
     wide = x.astype(jnp.float32)
-    if input_scale is None:
+    if how.input_scale is None:
         largest = jnp.max(jnp.abs(wide), axis=1, keepdims=True)
-        scale = jnp.where(largest > FP8_ZERO, largest / float8.LARGEST, 1.0)
+        scale = jnp.where(largest > ZERO, largest / how.largest, 1.0)
     else:
-        scale = jnp.broadcast_to(input_scale.astype(jnp.float32), (x.shape[0], 1))
-    return jnp.clip(wide * (1 / scale), -float8.LARGEST, float8.LARGEST), scale
+        scale = jnp.broadcast_to(how.input_scale.astype(jnp.float32), (x.shape[0], 1))
+    return how.within(wide * (1 / scale)), scale
 
 
 def _float32(x: Array, weight: Codes) -> Array:
     if weight.order is not None:
         x = x[:, weight.order]
-    values = dequantize(weight)
-    if weight.coding == "fp8":
-        rows, scale = quantize_rows(x, weight.input_scale)
+    if weight.coding in TYPES:
+        rows, scale = quantize_rows(x, taken_by(weight))
+        if weight.coding == "w8a8":
+            total = jax.lax.dot_general(rows, weight.codes, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32)
+            return total.astype(jnp.float32) * scale * weight.scale[:, 0][None]
         x = rows.astype(jnp.float32) * scale
+    values = dequantize(weight)
     return jax.lax.dot_general(
         x.astype(jnp.float32), values, (((1,), (1,)), ((), ())), precision=jax.lax.Precision.HIGHEST
     )

@@ -1,24 +1,50 @@
-"""Tokens in 8 bits, as a product with an fp8 weight takes them, and how it takes them."""
+"""Tokens in 8 bits, as products with weights of some codings take them, and how they do."""
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
-from hex_llm.kernels.quant_matmul.weight import Packed
+from hex_llm.kernels import float8
+from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed
 from hex_llm.pytree import pytree, static
+
+# Codings whose weights multiply tokens of the weight's own type.
+TYPES: dict[Coding, str] = {"fp8": "float8_e4m3fn", "w8a8": "int8"}
+_RANGES = {"float8_e4m3fn": (-float8.LARGEST, float8.LARGEST), "int8": (-128.0, 127.0)}
 
 
 @pytree
-class Fp8:
-    """That tokens are to come in float8_e4m3fn: divided by this scale [], or each by its own."""
+class EightBits:
+    """That tokens are to come in 8 bits of a type: divided by this scale [], or each by its own."""
 
     input_scale: Array | None
+    type_name: str = static()
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return jnp.dtype(self.type_name)
+
+    @property
+    def largest(self) -> float:
+        """What a scale of its own makes of a token's largest number."""
+        return _RANGES[self.type_name][1]
+
+    def within(self, values: Array) -> Array:
+        """float32, of which what is beyond the type's range is cut off. For kernels, too."""
+        lowest, largest = _RANGES[self.type_name]
+        return jnp.minimum(jnp.maximum(values, lowest), largest)
+
+    def rounded(self, values: Array) -> Array:
+        """float32 within the range to the nearest numbers of the type, of two to the even one. For kernels, too."""
+        if self.type_name == "int8":
+            values = lax.round(values, lax.RoundingMethod.TO_NEAREST_EVEN)
+        return values.astype(self.dtype)
 
 
 @pytree
 class Rows:
-    """Tokens [M, in] that are there in float8_e4m3fn: their numbers are `values * scale`."""
+    """Tokens [M, in] that are there in 8 bits: their numbers are `values * scale`."""
 
-    values: Array  # [M, in]
+    values: Array  # [M, in]: float8_e4m3fn or int8
     scale: Array  # [M] float32
     type_name: str = static()  # of the tokens that they were made of
 
@@ -35,6 +61,6 @@ class Rows:
 type Tokens = Array | Rows
 
 
-def taken_by(weight: Packed) -> Fp8:
-    """How an fp8 weight takes its tokens."""
-    return Fp8(weight.input_scale)
+def taken_by(weight: Codes | Packed) -> EightBits:
+    """How a weight of a coding of `TYPES` takes its tokens."""
+    return EightBits(weight.input_scale, TYPES[weight.coding])

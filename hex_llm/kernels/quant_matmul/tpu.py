@@ -1,7 +1,8 @@
 """Products with weights in few bits on TPUs: a weight comes as it lies, and becomes bf16 in vector memory.
 
 For each block of tokens, which stays there, the weight is read in blocks of rows and columns, and decoded some columns
-at a time. The same kernel does experts: there, a block of tokens has a weight of its own.
+at a time. The same kernel does experts: there, a block of tokens has a weight of its own. Of w8a8 there is nothing to
+decode where matrix units multiply int8.
 """
 
 from functools import partial
@@ -14,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from hex_llm.kernels.quant_matmul.reference import scale_rows
+from hex_llm.kernels.quant_matmul.rows import TYPES, taken_by
 from hex_llm.kernels.quant_matmul.tpu_decode import OFFSET, numbers
 from hex_llm.kernels.quant_matmul.tpu_layout import tile_columns
 from hex_llm.kernels.quant_matmul.tpu_sizes import LANES, Sizes, sizes_of
@@ -21,10 +23,12 @@ from hex_llm.kernels.quant_matmul.weight import TPU_ROWS, TPU_WORDS, Coding, Pac
 
 # Chips that compute with float32 only: they take bf16 apart before, and put it together after each operation.
 ONLY_FLOAT32 = ("TPU v4", "TPU v5")
+# Chips whose matrix units multiply int8, and at twice bf16's rate.
+INT8 = ("TPU v5", "TPU v6")
 
 
 def matmul(x: Array, weight: Packed, *, dtype: jnp.dtype) -> Array:
-    """As `reference.matmul`, for a weight of the layout "tpu"; both are bf16 when they are multiplied."""
+    """As `reference.matmul`, for a weight of the layout "tpu"; both are bf16 when they are multiplied, or int8."""
     if weight.order is not None:
         x = x[:, weight.order]
     one = jax.tree.map(lambda each: each[None], weight)
@@ -44,10 +48,11 @@ def product(x: Array, weight: Packed, expert: Array, blocks: Array, sizes: Sizes
     Only the first `blocks` [1] are there; of others the result is not written.
     """
     row_scale = None
-    if weight.coding == "fp8":
-        values, row_scale = scale_rows(x, weight.input_scale)
-        x = _rounded_to_fp8(values)
-    x = x.astype(jnp.bfloat16)
+    if weight.coding in TYPES:
+        values, row_scale = scale_rows(x, taken_by(weight))
+        x = _rounded_to_fp8(values) if weight.coding == "fp8" else jnp.round(values)
+    in_int8 = weight.coding == "w8a8" and _multiplies_int8()
+    x = x.astype(jnp.int8 if in_int8 else jnp.bfloat16)
     (tokens, size), out, groups = x.shape, weight.shape[1], weight.scale.shape[2]
     width, at_once = sizes.tiles * TPU_ROWS, sizes.tiles_at_once * TPU_ROWS
     grid = expert.shape[0], out // width, size // sizes.columns
@@ -80,8 +85,8 @@ def product(x: Array, weight: Packed, expert: Array, blocks: Array, sizes: Sizes
     operands += [(each, per_group) for each in (weight.scale, weight.zero) if each is not None]
     if row_scale is not None:
         operands.append((row_scale, pl.BlockSpec((sizes.tokens, 1), of_tokens)))
-    wide = jnp.float32 if _only_float32() else jnp.bfloat16
-    scratch = [pltpu.VMEM((width // at_once, sizes.tokens, at_once), jnp.float32)]
+    wide = jnp.int8 if in_int8 else jnp.float32 if _only_float32() else jnp.bfloat16
+    scratch = [pltpu.VMEM((width // at_once, sizes.tokens, at_once), jnp.int32 if in_int8 else jnp.float32)]
     if wide == jnp.float32:
         scratch.append(pltpu.VMEM((sizes.tiles_at_once, sizes.columns_at_once, TPU_ROWS), jnp.bfloat16))
     scratch += [pltpu.VMEM((sizes.tiles, groups, TPU_ROWS), jnp.float32)] * (1 if weight.zero is None else 2)
@@ -119,10 +124,18 @@ def _rounded_to_fp8(values: Array) -> Array:
     return jnp.round(values / step) * step
 
 
-def _only_float32() -> bool:
+def _device_kind() -> str:
     """Of the device that is compiled for, where the program says which; else of the one that is there."""
     device = jax.sharding.get_abstract_mesh().abstract_device
-    kind = device.device_kind if device is not None else jax.devices()[0].device_kind
+    return device.device_kind if device is not None else jax.devices()[0].device_kind
+
+
+def _multiplies_int8() -> bool:
+    return _device_kind().startswith(INT8)
+
+
+def _only_float32() -> bool:
+    kind = _device_kind()
     return not kind.startswith("TPU") or kind.startswith(ONLY_FLOAT32)
 
 
@@ -148,7 +161,7 @@ def _kernel(
         return each[tile, pl.ds(first, groups_at_once)][:, None].astype(wide)
 
     def decoded(tile: Any, step: Any) -> Array:
-        """[columns at once, 128] bf16."""
+        """[columns at once, 128] in the type of `x`."""
         words = data[0, tile, pl.ds(step * tiles, tiles)].reshape(tiles * TPU_WORDS, TPU_ROWS)
         grouped = numbers(words, coding, wide).reshape(groups_at_once, -1, TPU_ROWS)
         if zero is not None:
@@ -157,7 +170,7 @@ def _kernel(
             grouped += OFFSET[coding]
         if groups > 1:
             grouped *= of_groups(scales, tile, step)
-        return grouped.reshape(-1, TPU_ROWS).astype(jnp.bfloat16)
+        return grouped.reshape(-1, TPU_ROWS).astype(x.dtype)
 
     def one(index: Any, _: None) -> None:
         part, step = lax.div(index, steps), lax.rem(index, steps)
@@ -175,7 +188,7 @@ def _kernel(
             x[:, columns],
             jnp.concatenate(weight, axis=1),
             (((1,), (0,)), ((), ())),
-            preferred_element_type=jnp.float32,
+            preferred_element_type=total.dtype,
         )
 
     def begin() -> None:
@@ -187,7 +200,7 @@ def _kernel(
 
     def end() -> None:
         for tile in range(sizes.tiles):
-            result = total[tile // at_once, :, _lanes(tile % at_once)]
+            result = total[tile // at_once, :, _lanes(tile % at_once)].astype(jnp.float32)
             if groups == 1:
                 result *= scales[tile]
             if row_scale is not None:

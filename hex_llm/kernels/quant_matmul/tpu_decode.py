@@ -13,7 +13,7 @@ OFFSET: dict[str, int] = {"int4": 8}  # what codes lie lower by than they are
 def numbers(words: Array, coding: Coding, dtype: jnp.dtype) -> Array:
     """[8 T, 128] int32, T tiles -> [columns, 128]: what the codes are, without a zero and a scale."""
     match coding:
-        case "int8":
+        case "int8" | "w8a8":
             return pltpu.bitcast(words, jnp.int8).astype(dtype)
         case "int4":
             return pltpu.bitcast(words, jnp.int4).astype(dtype)

@@ -102,7 +102,7 @@ def _codes(weight: Packed) -> Array:
     match coding:
         case "int4":
             return data ^ 8
-        case "int8":
+        case "int8" | "w8a8":
             return jax.lax.bitcast_convert_type(data, jnp.int8)
         case "fp8":
             return jax.lax.bitcast_convert_type(data, jnp.float8_e4m3fn)
@@ -113,7 +113,7 @@ def _codes(weight: Packed) -> Array:
 def _tile_shape(coding: Coding) -> tuple[int, ...]:
     """How the columns of a tile are counted: the dimensions that `_places` puts in another order."""
     match coding:
-        case "int8" | "fp8":
+        case "int8" | "w8a8" | "fp8":
             return TPU_WORDS, 4
         case "int4":
             return TPU_WORDS, 8
@@ -126,7 +126,7 @@ def _tile_shape(coding: Coding) -> tuple[int, ...]:
 def _places(coding: Coding) -> tuple[int, ...]:
     """Of the dimensions of `_tile_shape`, which count the parts of a word, the least first last, and then the words."""
     match coding:
-        case "int8" | "fp8" | "int4":
+        case "int8" | "w8a8" | "fp8" | "int4":
             return 1, 0
         case "mxfp4":
             return 2, 0, 1

@@ -13,8 +13,9 @@ from jax import Array, lax
 from hex_llm.pytree import pytree, static
 
 # What a code stands for. Of whole numbers, int8 is from -128 to 127 and int4 from 0 to 15, and the code of zero is
-# subtracted; the others of 4 bits are places in a table; fp8 are numbers already.
-type Coding = Literal["int8", "int4", "nf4", "fp4", "mxfp4", "fp8"]
+# subtracted; the others of 4 bits are places in a table; fp8 are numbers already. w8a8 is int8 with one scale for each
+# row and without zeros, and multiplies tokens in int8, as fp8 does those in fp8.
+type Coding = Literal["int8", "int4", "nf4", "fp4", "mxfp4", "fp8", "w8a8"]
 
 # How codes lie: in rows and columns, two of 4 bits in a byte, the first in its low half; or as `gpu_layout` says, or
 # `tpu_layout`.
@@ -44,7 +45,7 @@ class Codes:
     scale: Array  # [..., out, groups] float32: groups of a row's columns, of one size, that follow each other
     zero: Array | None  # [..., out, groups] float32, whole numbers; None: 0
     order: Array | None  # [in] int32: the place in `x` of each column; None: the same
-    input_scale: Array | None  # [] float32, of fp8: by which `x` is divided; None: found for each token
+    input_scale: Array | None  # [] float32, of fp8 and w8a8: by which `x` is divided; None: found for each token
     coding: Coding = static()
 
     @property
@@ -99,7 +100,7 @@ def of_expert[W: (Codes, Packed)](weight: W, expert: Array) -> W:
 
 
 def bits(coding: Coding) -> int:
-    return 8 if coding in ("int8", "fp8") else 4
+    return 8 if coding in ("int8", "fp8", "w8a8") else 4
 
 
 type Matrix = Array | Packed  # [out, in], or with experts in front

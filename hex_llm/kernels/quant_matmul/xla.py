@@ -11,7 +11,8 @@ from jax import Array, lax
 
 from hex_llm.kernels.quant_matmul.decode import decode
 from hex_llm.kernels.quant_matmul.reference import quantize_rows
-from hex_llm.kernels.quant_matmul.weight import Packed, bits
+from hex_llm.kernels.quant_matmul.rows import TYPES, taken_by
+from hex_llm.kernels.quant_matmul.weight import Coding, Packed, bits
 from hex_llm.parallel.backend import backend
 from hex_llm.pytree import pytree
 
@@ -24,12 +25,13 @@ def matmul(x: Array, weight: Packed, *, dtype: jnp.dtype, expert: Array | None =
     An expert's weight is not taken out first: the copy would be as long as its codes.
     """
     if weight.order is not None:
-        x = x[:, weight.order]
+        # Kept apart: a product that reads columns where they were gathered is one that XLA has no code for on CPUs.
+        x = lax.optimization_barrier(x[:, weight.order])
     token_scale = None
-    if weight.coding == "fp8":
-        values, token_scale = quantize_rows(x, weight.input_scale)
+    if weight.coding in TYPES:
+        values, token_scale = quantize_rows(x, taken_by(weight))
         # Exact, as the weight's own numbers are in that type.
-        x = decode(lax.bitcast_convert_type(values, jnp.uint8), "fp8").astype(jnp.bfloat16)
+        x = decode(_codes(values, weight.coding), weight.coding).astype(jnp.bfloat16)
     if x.shape[0] == 1:
         x = x.astype(jnp.float32)
     out, size = weight.shape[-2:]
@@ -78,8 +80,7 @@ def _rows_of(weight: Packed, first: int | Array, rows: int) -> _Rows:
     def part(array: Array) -> Array:
         return lax.dynamic_slice_in_dim(array.reshape(-1, array.shape[-1]), first, rows)
 
-    data = lax.bitcast_convert_type(weight.data, jnp.uint8) if weight.coding == "fp8" else weight.data
-    data, scale = part(data), part(weight.scale).astype(jnp.float32)
+    data, scale = part(_codes(weight.data, weight.coding)), part(weight.scale).astype(jnp.float32)
     data = data.reshape(*scale.shape, -1)
     codes = [data] if bits(weight.coding) == 8 else [data & 15, data >> 4]
     values = [decode(each, weight.coding) for each in codes]
@@ -87,6 +88,11 @@ def _rows_of(weight: Packed, first: int | Array, rows: int) -> _Rows:
         zero = part(weight.zero).astype(jnp.float32)[..., None]
         values = [each - zero for each in values]
     return _Rows(values, scale)
+
+
+def _codes(data: Array, coding: Coding) -> Array:
+    """As `decode` takes them."""
+    return lax.bitcast_convert_type(data, jnp.uint8) if coding == "fp8" else data
 
 
 def _product(parts: list[Array], weight: _Rows) -> Array:

@@ -1,5 +1,5 @@
-"""Products with fp8 weights on Hopper, and tokens brought to 8 bits for them, against the reference in a simulator that
-looks for races."""
+"""Products on Hopper where tokens and weights are in 8 bits, and tokens brought to those, against the reference in a
+simulator that looks for races."""
 
 import dataclasses
 
@@ -12,9 +12,9 @@ from hex_llm.kernels.matmul import add_norm_gpu
 from hex_llm.kernels.matmul import gpu as matmul_gpu
 from hex_llm.kernels.matmul import reference as matmul_reference
 from hex_llm.kernels.matmul.gpu import Plan
-from hex_llm.kernels.quant_matmul import api, gpu_fp8, gpu_fp8_rows, plain, reference, xla_fp8
-from hex_llm.kernels.quant_matmul.rows import Fp8, Rows
-from hex_llm.kernels.quant_matmul.weight import Codes, Packed
+from hex_llm.kernels.quant_matmul import api, gpu_eight_bits, gpu_rows, plain, reference, xla_rows
+from hex_llm.kernels.quant_matmul.rows import TYPES, EightBits, Rows, taken_by
+from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed
 from hex_llm.kernels.rms import Rms
 from hex_llm.layers.linear import linear, linear_parts
 from hex_llm.layers.mlp import gated_hidden
@@ -22,7 +22,8 @@ from hex_llm.layers.norm import Stream, add_rms_norm
 from tests.kernels.numbers import normal
 from tests.kernels.simulator import simulation
 
-FP8 = jnp.float8_e4m3fn
+FP8 = EightBits(None, "float8_e4m3fn")
+CODINGS: tuple[Coding, ...] = ("fp8", "w8a8")
 SHAPES = {
     "qkv": (6144, 4096),
     "o": (4096, 4096),
@@ -45,15 +46,16 @@ def tokens_of(tokens: int, size: int) -> jax.Array:
     return normal(tokens + size, tokens, size) * sizes[:, None]
 
 
-def weight_of(out: int, size: int, input_scale: float | None = None) -> Codes:
-    codes = 100 * normal(out, out, size, dtype=jnp.float32)
+def weight_of(coding: Coding, out: int, size: int, input_scale: float | None = None) -> Codes:
+    how = EightBits(None, TYPES[coding])
+    codes = how.largest / 4 * normal(out, out, size, dtype=jnp.float32)
     return Codes(
-        codes=jnp.clip(codes, -448, 448).astype(FP8),
+        codes=how.rounded(how.within(codes)),
         scale=jnp.exp2(-10 - jnp.arange(out) % 5).astype(jnp.float32)[:, None],
         zero=None,
         order=None,
         input_scale=None if input_scale is None else jnp.float32(input_scale),
-        coding="fp8",
+        coding=coding,
     )
 
 
@@ -72,7 +74,7 @@ def assert_close(got: jax.Array, want: jax.Array) -> None:
 
 def product(x: jax.Array | Rows, codes: Codes, plan: Plan, count: int) -> jax.Array:
     plan = dataclasses.replace(plan, blocks=4)
-    return matmul_reference.total(gpu_fp8.parts(x, packed(codes), plan=plan))[:count].astype(x.dtype)
+    return matmul_reference.total(gpu_eight_bits.parts(x, packed(codes), plan=plan))[:count].astype(x.dtype)
 
 
 @pytest.mark.usefixtures("simulator")
@@ -89,8 +91,9 @@ def product(x: jax.Array | Rows, codes: Codes, plan: Plan, count: int) -> jax.Ar
         (128, 256, 256, Plan(rows=256, depth=128, slots=2), 0.01),
     ],
 )
-def test_the_product_is_the_reference_s(tokens, out, size, plan, input_scale):
-    x, codes = tokens_of(tokens, size), weight_of(out, size, input_scale)
+@pytest.mark.parametrize("coding", CODINGS)
+def test_the_product_is_the_reference_s(coding, tokens, out, size, plan, input_scale):
+    x, codes = tokens_of(tokens, size), weight_of(coding, out, size, input_scale)
     assert_close(product(x, codes, plan, tokens), reference.matmul(x, codes))
 
 
@@ -99,38 +102,52 @@ def test_the_product_is_the_reference_s(tokens, out, size, plan, input_scale):
     ("tokens", "out", "size", "activation"),
     [(8, 256, 256, "silu"), (40, 512, 128, "gelu"), (128, 256, 384, "silu")],
 )
-def test_the_gated_product_is_the_reference_s(tokens, out, size, activation):
-    x, codes = tokens_of(tokens, size), weight_of(out, size)
+@pytest.mark.parametrize("coding", CODINGS)
+def test_the_gated_product_is_the_reference_s(coding, tokens, out, size, activation):
+    x, codes = tokens_of(tokens, size), weight_of(coding, out, size)
     plan = Plan(rows=128, depth=128, slots=2, blocks=4)
-    got = gpu_fp8.parts(x, packed(codes), plan=plan, activation=activation)[0, :tokens]
+    got = gpu_eight_bits.parts(x, packed(codes), plan=plan, activation=activation)[0, :tokens]
     assert_close(got, reference.gated_matmul(x, codes, activation))
 
 
 @pytest.mark.usefixtures("simulator")
-def test_tokens_that_are_there_in_8_bits_are_taken_as_they_are():
-    x, codes = tokens_of(8, 256), weight_of(128, 256)
+def test_sums_of_whole_numbers_are_exact():
+    x, codes = tokens_of(40, 512), weight_of("w8a8", 128, 512)
+    plan = Plan(rows=64, depth=128, slots=2, blocks=2)
+    float32 = jnp.dtype(jnp.float32)
+    got = gpu_eight_bits.parts(x, packed(codes), plan=plan, dtype=float32)[0]
+    assert got.shape == (48, 128)  # the tensor cores do not multiply 40 rows of them
+    np.testing.assert_allclose(got[:40], reference.matmul(x, codes, dtype=float32), rtol=3e-7)
+
+
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize("coding", CODINGS)
+def test_tokens_that_are_there_in_8_bits_are_taken_as_they_are(coding):
+    x, codes = tokens_of(8, 256), weight_of(coding, 128, 256)
     plan = Plan(rows=64, depth=128, slots=2)
-    rows = gpu_fp8_rows.quantize(x, Fp8(None))
+    rows = gpu_rows.quantize(x, taken_by(codes))
     assert (product(rows, codes, plan, 8) == product(x, codes, plan, 8)).all()
 
 
 @pytest.mark.usefixtures("simulator")
 def test_logits_are_left_in_float32():
-    x, codes = tokens_of(8, 128), weight_of(128, 128)
+    x, codes = tokens_of(8, 128), weight_of("fp8", 128, 128)
     plan = Plan(rows=64, depth=128, slots=2, blocks=4)
     float32 = jnp.dtype(jnp.float32)
-    got = gpu_fp8.parts(x, packed(codes), plan=plan, dtype=float32)[0]
+    got = gpu_eight_bits.parts(x, packed(codes), plan=plan, dtype=float32)[0]
     np.testing.assert_allclose(got, reference.matmul(x, codes, dtype=float32), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("simulator")
 @pytest.mark.parametrize("width", [256, 1152, 4096, 28672])  # the last one is read in two pieces
 @pytest.mark.parametrize("input_scale", [None, 0.01])
-def test_rows_in_8_bits_are_the_reference_s(width, input_scale):
+@pytest.mark.parametrize("coding", CODINGS)
+def test_rows_in_8_bits_are_the_reference_s(coding, width, input_scale):
     x = tokens_of(3, width).at[1].set(0).at[2, 5].set(-1000)
-    given = None if input_scale is None else jnp.float32(input_scale)
-    got = gpu_fp8_rows.quantize(x, Fp8(given))
-    values, scale = reference.quantize_rows(x, given)
+    how = EightBits(None if input_scale is None else jnp.float32(input_scale), TYPES[coding])
+    got = gpu_rows.quantize(x, how)
+    values, scale = reference.quantize_rows(x, how)
+    assert got.values.dtype == values.dtype == how.dtype
     assert (got.shape, got.scale.shape, got.dtype) == ((8, width), (8,), x.dtype)
     np.testing.assert_array_equal(got.values[:3].astype(jnp.float32), values.astype(jnp.float32))
     np.testing.assert_array_equal(got.scale[:3], scale[:, 0])
@@ -139,35 +156,38 @@ def test_rows_in_8_bits_are_the_reference_s(width, input_scale):
 
 def test_tiny_rows_and_zeros_have_scales_that_can_be_divided_by():
     x = jnp.asarray([[0.0, 0.0], [1e-38, -1e-39], [448.0, 1.0]], jnp.float32)
-    values, scale = reference.quantize_rows(x, None)
+    values, scale = reference.quantize_rows(x, FP8)
     np.testing.assert_array_equal(scale[:, 0], [1, 1, 1])
     np.testing.assert_array_equal(values.astype(jnp.float32), [[0, 0], [0, 0], [448, 1]])
 
 
 @pytest.mark.usefixtures("simulator")
 @pytest.mark.parametrize(("width", "input_scale"), [(1024, None), (1152, None), (512, 0.02)])
-def test_a_norm_in_8_bits_is_the_reference_s(width, input_scale):
+@pytest.mark.parametrize("coding", CODINGS)
+def test_a_norm_in_8_bits_is_the_reference_s(coding, width, input_scale):
     x, pieces = tokens_of(3, width), normal(9, 2, 3, width, dtype=jnp.float32)
     weight = jnp.linspace(0.5, 2, width, dtype=jnp.bfloat16)
-    given = None if input_scale is None else jnp.float32(input_scale)
-    y, rows = add_norm_gpu.add_norm(x, pieces, weight, Rms(1e-5), fp8=Fp8(given))
+    how = EightBits(None if input_scale is None else jnp.float32(input_scale), TYPES[coding])
+    y, rows = add_norm_gpu.add_norm(x, pieces, weight, Rms(1e-5), eight_bits=how)
     want, normed = matmul_reference.add_norm(x, pieces, weight, Rms(1e-5))
-    values, scale = reference.quantize_rows(normed, given)
+    values, scale = reference.quantize_rows(normed, how)
     assert isinstance(rows, Rows)
     assert (rows.shape, rows.dtype) == ((8, width), x.dtype)
     np.testing.assert_array_equal(y.astype(jnp.float32), want.astype(jnp.float32))
     np.testing.assert_allclose(rows.scale[:3], scale[:, 0], rtol=2**-7)
     # The norm's own last bit may move a number over the middle between two of the few that there are.
-    np.testing.assert_allclose(rows.values[:3].astype(jnp.float32), values.astype(jnp.float32), rtol=2**-3, atol=2**-9)
+    step = 1 if coding == "w8a8" else 2**-9
+    np.testing.assert_allclose(rows.values[:3].astype(jnp.float32), values.astype(jnp.float32), rtol=2**-3, atol=step)
     assert (rows.values[:3] == values).mean() > 0.9
     assert not rows.values[3:].astype(jnp.float32).any()
 
 
-def test_many_tokens_are_multiplied_as_the_reference_says():
-    x, codes = tokens_of(40, 256), weight_of(128, 256)
-    values, scale = reference.quantize_rows(x, None)
+@pytest.mark.parametrize("coding", CODINGS)
+def test_many_tokens_are_multiplied_as_the_reference_says(coding):
+    x, codes = tokens_of(40, 256), weight_of(coding, 128, 256)
+    values, scale = reference.quantize_rows(x, taken_by(codes))
     rows = Rows(values, scale[:, 0], "bfloat16")
-    got = xla_fp8.matmul(rows, packed(codes), dtype=jnp.dtype(jnp.bfloat16))
+    got = xla_rows.matmul(rows, packed(codes), dtype=jnp.dtype(jnp.bfloat16))
     want = reference.matmul(x, codes)
     np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), rtol=2**-6)
 
@@ -177,23 +197,24 @@ def test_many_tokens_are_multiplied_as_the_reference_says():
 def test_a_plan_covers_its_shape_and_fits_a_block(name, tokens):
     out, size = SHAPES[name]
     for gated in (False, True):
-        plan = matmul_gpu.plan_for(tokens, out, size, gated=gated, dtype=FP8)
+        plan = matmul_gpu.plan_for(tokens, out, size, gated=gated, dtype=jnp.int8)
         assert out % plan.rows == 0
-        assert plan.depth % matmul_gpu.line(FP8) == 0
+        assert plan.depth % matmul_gpu.line(jnp.int8) == 0
         assert size % (plan.depth * plan.splits) == 0
-        assert matmul_gpu.ring_slots(tokens, plan, FP8) >= 4
+        assert matmul_gpu.ring_slots(tokens, plan, jnp.int8) >= 4
 
 
 def test_what_the_kernel_does_not_do_is_not_taken():
     def supports(tokens=8, out=128, size=256, *, x_type=jnp.bfloat16, activation=None, **changes):
         weight = Packed(
-            data=jax.ShapeDtypeStruct((out, size), FP8), scale=jax.ShapeDtypeStruct((out, 1), jnp.float32),
-            zero=None, order=None, input_scale=None, coding="fp8", layout="plain",
+            data=jax.ShapeDtypeStruct((out, size), jnp.int8), scale=jax.ShapeDtypeStruct((out, 1), jnp.float32),
+            zero=None, order=None, input_scale=None, coding="w8a8", layout="plain",
         )  # fmt: skip
         weight = dataclasses.replace(weight, **changes)
-        return gpu_fp8.supports(jax.ShapeDtypeStruct((tokens, size), x_type), weight, activation=activation)
+        return gpu_eight_bits.supports(jax.ShapeDtypeStruct((tokens, size), x_type), weight, activation=activation)
 
     assert supports()
+    assert supports(coding="fp8", data=jax.ShapeDtypeStruct((128, 256), FP8.dtype))
     assert supports(activation="silu")
     assert not supports(tokens=129)
     assert not supports(size=192)
@@ -211,8 +232,9 @@ def on_gpu(monkeypatch):
 
 
 @pytest.mark.usefixtures("on_gpu", "simulator")
-def test_a_norm_for_an_fp8_weight_comes_in_8_bits_and_is_multiplied_so():
-    x, codes = tokens_of(3, 256), weight_of(256, 256)
+@pytest.mark.parametrize("coding", CODINGS)
+def test_a_norm_for_a_weight_in_8_bits_comes_in_those_and_is_multiplied_so(coding):
+    x, codes = tokens_of(3, 256), weight_of(coding, 256, 256)
     weight, scale = packed(codes), jnp.linspace(0.5, 2, 256, dtype=jnp.bfloat16)
     stream = Stream(x, normal(9, 2, 8, 256, dtype=jnp.float32))
     y, rows = add_rms_norm(stream, scale, Rms(1e-5), behind=weight)
@@ -236,8 +258,9 @@ def test_a_norm_for_an_fp8_weight_comes_in_8_bits_and_is_multiplied_so():
 
 
 @pytest.mark.usefixtures("on_gpu", "simulator")
-def test_more_tokens_than_a_chain_has_come_in_8_bits_from_the_kernel_and_are_multiplied_by_xla():
-    x, codes = tokens_of(130, 128), weight_of(64, 128, 0.01)
+@pytest.mark.parametrize("coding", CODINGS)
+def test_more_tokens_than_a_chain_has_come_in_8_bits_from_the_kernel_and_are_multiplied_by_xla(coding):
+    x, codes = tokens_of(130, 128), weight_of(coding, 64, 128, 0.01)
     weight = packed(codes)
     assert not api.takes(x, weight)
     float32 = jnp.dtype(jnp.float32)
@@ -246,15 +269,16 @@ def test_more_tokens_than_a_chain_has_come_in_8_bits_from_the_kernel_and_are_mul
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_only_a_weight_in_fp8_wants_tokens_in_8_bits():
-    x, weight = tokens_of(8, 256), packed(weight_of(128, 256, 0.01))
-    assert api.rows_for(x, weight) == Fp8(weight.input_scale)
+@pytest.mark.parametrize("coding", CODINGS)
+def test_only_a_weight_that_multiplies_8_bits_wants_tokens_in_those(coding):
+    x, weight = tokens_of(8, 256), packed(weight_of(coding, 128, 256, 0.01))
+    assert api.rows_for(x, weight) == EightBits(weight.input_scale, TYPES[coding])
     assert api.rows_for(x, jnp.zeros((128, 256), jnp.bfloat16)) is None
     assert api.rows_for(x, dataclasses.replace(weight, coding="int8")) is None
     assert api.rows_for(tokens_of(129, 256), weight) is None
 
 
 def test_on_other_machines_tokens_stay_as_they_are():
-    x, weight = tokens_of(8, 256), packed(weight_of(128, 256))
+    x, weight = tokens_of(8, 256), packed(weight_of("w8a8", 128, 256))
     assert api.rows_for(x, weight) is None
     assert not api.takes(x, weight)

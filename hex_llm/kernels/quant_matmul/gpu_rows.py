@@ -8,10 +8,9 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels import float8
 from hex_llm.kernels.chain import padded
-from hex_llm.kernels.quant_matmul.reference import FP8_ZERO
-from hex_llm.kernels.quant_matmul.rows import Fp8, Rows
+from hex_llm.kernels.quant_matmul.reference import ZERO
+from hex_llm.kernels.quant_matmul.rows import EightBits, Rows
 
 THREADS = 128
 VECTORS = (8, 4, 2, 1)  # elements that a thread loads at a time: as many as go into its share of a piece
@@ -23,23 +22,24 @@ def supports(width: int) -> bool:
     return width > 0 and width % THREADS == 0
 
 
-def row_scale(row: Array) -> Array:
+def row_scale(row: Array, how: EightBits) -> Array:
     """In a kernel: the scale of its own of a row, or of the largest numbers of all its pieces."""
     largest = jnp.max(jnp.abs(row))
-    return jnp.where(largest > FP8_ZERO, largest / float8.LARGEST, 1.0)
+    return jnp.where(largest > ZERO, largest / how.largest, 1.0)
 
 
-def divided(row: Array, scale: Array) -> Array:
+def divided(row: Array, scale: Array, how: EightBits) -> Array:
     """In a kernel: a float32 row in 8 bits."""
-    return jnp.minimum(jnp.maximum(row * (1 / scale), -float8.LARGEST), float8.LARGEST).astype(jnp.float8_e4m3fn)
+    return how.rounded(how.within(row * (1 / scale)))
 
 
 @jax.jit
-def quantize(x: Array, how: Fp8) -> Rows:
+def quantize(x: Array, how: EightBits) -> Rows:
     """As `reference.quantize_rows`, but the rows are `padded`, those past M of zeros."""
     tokens, width = x.shape
     count = next(n for n in range(1, width) if width % (n * THREADS) == 0 and width // n <= MAX_PIECE)
     piece = width // count
+    rows = padded(tokens, how.dtype)
     vector = next(size for size in VECTORS if piece // THREADS % size == 0)
     layout = plgpu.Layout.WG_STRIDED((piece,), vector)
 
@@ -58,21 +58,21 @@ def quantize(x: Array, how: Fp8) -> Rows:
         def _token():
             if count == 1:
                 row = load(pieces[0])
-                scale = row_scale(row) if given is None else given
-                values_ref[token] = divided(row, scale)
+                scale = row_scale(row, how) if given is None else given
+                values_ref[token] = divided(row, scale, how)
             else:
                 # Read twice: registers hold a piece, and another of the largest numbers so far.
                 def largest():
                     return functools.reduce(jnp.maximum, [jnp.abs(load(part)) for part in pieces])
 
-                scale = row_scale(largest()) if given is None else given
+                scale = row_scale(largest(), how) if given is None else given
                 for part in pieces:
-                    values_ref[token, part] = divided(load(part), scale)
+                    values_ref[token, part] = divided(load(part), scale, how)
             scale_ref[token] = scale
 
         @pl.when(token >= tokens)
         def _padding():
-            zeros = plgpu.layout_cast(jnp.zeros((piece,), jnp.float8_e4m3fn), layout)
+            zeros = plgpu.layout_cast(jnp.zeros((piece,), how.dtype), layout)
             for part in pieces:
                 values_ref[token, part] = zeros
             scale_ref[token] = jnp.float32(1)
@@ -81,10 +81,10 @@ def quantize(x: Array, how: Fp8) -> Rows:
         body,
         kernel_name="rows_to_8_bits",
         out_type=[
-            jax.ShapeDtypeStruct((padded(tokens), width), jnp.float8_e4m3fn),
-            jax.ShapeDtypeStruct((padded(tokens),), jnp.float32),
+            jax.ShapeDtypeStruct((rows, width), how.dtype),
+            jax.ShapeDtypeStruct((rows,), jnp.float32),
         ],
-        grid=(padded(tokens),),
+        grid=(rows,),
         grid_names=("token",),
     )
     given = None if how.input_scale is None else how.input_scale.reshape(1)
