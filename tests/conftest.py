@@ -1,13 +1,33 @@
-"""Strict arithmetic in all tests: a silent promotion of type or rank is a bug."""
+"""For all tests: strict arithmetic, since a silent promotion of type or rank is a bug; quick compilation; an order."""
 
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Pallas' GPU simulator lets warpgroups wait for each other in threads of XLA's pool, which needs one for each.
 os.environ.setdefault("PJRT_NPROC", "8")
+# What is tested is what programs mean, not how well XLA's CPU backend compiles them, which is most of the work here.
+# Its older emitters take two thirds of the time; the processes that tests start inherit them. A lower level of LLVM's
+# would take less still, but then copies of bfloat16 lose the least numbers.
+os.environ["XLA_FLAGS"] = " ".join(
+    ("--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters", os.environ.get("XLA_FLAGS", ""))
+)
+
+from pathlib import Path
 
 import jax
 import pytest
+
+# A worker takes one file after the other. These folders have the files of minutes, which come first, so that no worker
+# is left alone with one at the end.
+_LONGEST = ("tpu", "server", "multihost", "parity", "kernels", "runner", "quantization", "loader")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def turn(item: pytest.Item) -> int:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        return _LONGEST.index(folder) if folder in _LONGEST else len(_LONGEST)
+
+    items.sort(key=turn)
 
 
 @pytest.fixture(autouse=True, scope="session")

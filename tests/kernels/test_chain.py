@@ -19,6 +19,7 @@ from hex_llm.models.arch import Arch, Kind
 from hex_llm.models.llama import Llama
 from hex_llm.models.split import Split
 from hex_llm.models.weights import build
+from tests.kernels.numbers import normal
 
 PAGE = 32
 ARCH = Arch(
@@ -55,7 +56,7 @@ def decodes(lengths):
 
 
 def random(key, shape, scale=1.0):
-    return jax.random.normal(jax.random.key(key), shape, jnp.bfloat16) * jnp.bfloat16(scale)
+    return normal(key, *shape) * jnp.bfloat16(scale)
 
 
 @pytest.fixture

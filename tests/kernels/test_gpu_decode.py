@@ -131,10 +131,13 @@ def test_the_queries_of_a_row_are_among_those_that_are_copied_for_it(seqs, heads
     assert (sizes.first_q_row(row) + group).max() <= sizes.q_rows if not sizes.padded else group <= sizes.q_rows
 
 
+one_program = jax.jit(plan_decode, static_argnames=("num_kv_heads", "window", "num_cores", "tuning"))
+
+
 def run(q, pages, table, lengths, *, tuning=None, cores=3, window=None, sinks=None, dtype=None, **options):
     pages = kept(pages, dtype)
     tuning = tuning or gpu_decode.tuning_for(q.shape[2], pages.dtype)
-    plan = plan_decode(
+    plan = one_program(
         jnp.asarray(lengths, jnp.int32), num_kv_heads=pages.shape[2], window=window, num_cores=cores, tuning=tuning
     )
     sinks = None if sinks is None else jnp.asarray(sinks)

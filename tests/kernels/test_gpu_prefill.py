@@ -17,12 +17,14 @@ BF16, FP8, INT8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.int8
 SINKS = np.asarray([1, -3, 0, 4, 2.5, -100], ml_dtypes.bfloat16)
 
 
+one_program = jax.jit(plan_prefill, static_argnames=("num_tokens", "num_heads", "num_kv_heads", "head_dim", "window"))
+
+
 def items_of(new, old, *, first=0, heads=(8, 2), head_dim=128, num_tokens=None, window=None):
     """The plan's items as dicts, and the plan."""
     cu_q = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
     kv_len = np.where(np.asarray(new) > 0, np.add(new, old), 0).astype(np.int32)
-    static = ("num_tokens", "num_heads", "num_kv_heads", "head_dim", "window")
-    plan = jax.jit(plan_prefill, static_argnames=static)(
+    plan = one_program(
         jnp.asarray(cu_q),
         jnp.asarray(kv_len),
         first,
@@ -46,9 +48,12 @@ BATCHES = [
 ]
 
 
-@pytest.mark.parametrize("window", [None, Window(200), Window(150, chunked=True)])
-@pytest.mark.parametrize("heads", [(8, 2), (16, 1), (3, 1)])
-@pytest.mark.parametrize(("new", "old"), BATCHES)
+# Every batch with all heads and all windows, and all heads with all windows.
+HEADS, WINDOWS = [(8, 2), (16, 1), (3, 1)], [None, Window(200), Window(150, chunked=True)]
+CASES = [(*batch, heads, WINDOWS[(i + j) % 3]) for i, batch in enumerate(BATCHES) for j, heads in enumerate(HEADS)]
+
+
+@pytest.mark.parametrize(("new", "old", "heads", "window"), CASES)
 def test_every_token_meets_every_key_it_sees_in_exactly_one_item(new, old, heads, window):
     items, _ = items_of(new, old, heads=heads, window=window, num_tokens=sum(new) + 5)
     cut = geometry(sum(new) + 5, heads[0], heads[1], 128)
@@ -129,7 +134,7 @@ def small_chip(monkeypatch):
 def run(q, pages, table, new, old, *, first=0, window=None, soft_cap=None, sinks=None, dtype=None):
     cu_q = jnp.asarray(np.concatenate([[0], np.cumsum(new)]), jnp.int32)
     kv_len = jnp.asarray(np.where(np.asarray(new) > 0, np.add(new, old), 0), jnp.int32)
-    plan = plan_prefill(
+    plan = one_program(
         cu_q,
         kv_len,
         first,

@@ -11,6 +11,7 @@ from hex_llm.kernels import chain, hopper
 from hex_llm.kernels.matmul import add_norm_gpu, api, gpu, reference
 from hex_llm.kernels.matmul.gpu import Plan
 from hex_llm.kernels.rms import Rms
+from tests.kernels.numbers import normal
 from tests.kernels.simulator import simulation
 
 SHAPES = {
@@ -33,8 +34,7 @@ def simulator():
 
 
 def inputs(tokens: int, out: int, size: int) -> tuple[jax.Array, jax.Array]:
-    x, weight = jax.random.split(jax.random.key(tokens + out + size))
-    return jax.random.normal(x, (tokens, size), jnp.bfloat16), jax.random.normal(weight, (out, size), jnp.bfloat16) / 16
+    return normal(tokens, tokens, size), normal(out + size, out, size) / 16
 
 
 def assert_close(got: jax.Array, want: jax.Array) -> None:
@@ -118,7 +118,7 @@ def test_a_token_s_result_does_not_depend_on_the_others():
 )
 def test_the_parts_of_a_product_are_added_to_the_stream_and_normalised(width, dtype, plus_one, is_normed):
     x, weights = inputs(3, 2, width)
-    pieces = 30 * jax.random.normal(jax.random.key(9), (2, 3, width), dtype)
+    pieces = 30 * normal(9, 2, 3, width, dtype=dtype)
     rms, inner = Rms(1e-5, plus_one), weights[1] if is_normed else None
     got = add_norm_gpu.add_norm(x, pieces, weights[0], rms, inner=inner)
     for mine, theirs in zip(got, reference.add_norm(x, pieces, weights[0], rms, inner=inner), strict=True):
@@ -198,7 +198,7 @@ def test_a_chain_of_a_few_tokens_has_rows_in_eights():
     ):
         assert got.shape == (8, want.shape[1])
         assert_close(got[:3], want)
-    pieces = jax.random.normal(jax.random.key(9), (2, 8, 512), jnp.float32)
+    pieces = normal(9, 2, 8, 512, dtype=jnp.float32)
     arguments, options = (x, pieces, scale, Rms(1e-5, plus_one=True)), {"inner": scale[::-1]}
     (y, normed), want = api.add_norm(*arguments, **options), reference.add_norm(*arguments, **options)
     assert isinstance(normed, jax.Array)

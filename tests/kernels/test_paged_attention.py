@@ -76,9 +76,9 @@ def compare(
         random(tokens, kv_heads, head_dim),
     )
     options = {"scale": head_dim**-0.5, "sinks": 2 * random(heads) if sinks else None, **options}
-    want, want_pages = reference.paged_attention(q, k, v, pages, batch, **options)
+    meant = jax.jit(lambda *args: reference.paged_attention(*args, **options))
     run = jax.jit(lambda *args: paged_attention(*args, implementation=name, **options))
-    got, got_pages = run(q, k, v, pages, batch)
+    (want, want_pages), (got, got_pages) = (each(q, k, v, pages, batch) for each in (meant, run))
     tolerance = 2e-5 if dtype == jnp.float32 else 2e-2
     np.testing.assert_allclose(
         np.asarray(got[:used], np.float32),

@@ -1,6 +1,6 @@
 """Weights in few bits: the plain layout, and products with it in plain XLA, against the reference."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -103,29 +103,33 @@ def test_experts_of_whole_numbers_multiply_tokens_as_they_are(platform):
     assert (experts.coding, experts.input_scale, one.coding) == ("int8", None, "w8a8")
 
 
+KINDS = [
+    ("int8", None, {}),
+    ("int8", 32, {"zero": True}),
+    ("int8", 128, {"order": True}),
+    ("int4", None, {"zero": True}),
+    ("int4", 32, {}),
+    ("int4", 64, {"zero": True}),
+    ("int4", 128, {"zero": True, "order": True}),
+    ("nf4", 64, {}),
+    ("nf4", None, {}),
+    ("fp4", 64, {}),
+    ("mxfp4", 32, {}),
+    ("fp8", None, {}),
+    ("fp8", None, {"input_scale": 0.01}),
+    ("w8a8", None, {}),
+    ("w8a8", None, {"input_scale": 0.01}),
+]
+# Every kind with every number of rows and in both types, and every number in both types.
+PRODUCTS = [
+    (*kind, number, (jnp.float32, jnp.bfloat16)[(i + j) % 2])
+    for i, kind in enumerate(KINDS)
+    for j, number in enumerate((1, 2, 37))
+]
+
+
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("number", [1, 2, 37])
-@pytest.mark.parametrize(
-    ("coding", "group", "options"),
-    [
-        ("int8", None, {}),
-        ("int8", 32, {"zero": True}),
-        ("int8", 128, {"order": True}),
-        ("int4", None, {"zero": True}),
-        ("int4", 32, {}),
-        ("int4", 64, {"zero": True}),
-        ("int4", 128, {"zero": True, "order": True}),
-        ("nf4", 64, {}),
-        ("nf4", None, {}),
-        ("fp4", 64, {}),
-        ("mxfp4", 32, {}),
-        ("fp8", None, {}),
-        ("fp8", None, {"input_scale": 0.01}),
-        ("w8a8", None, {}),
-        ("w8a8", None, {"input_scale": 0.01}),
-    ],
-)
+@pytest.mark.parametrize(("coding", "group", "options", "number", "dtype"), PRODUCTS)
 def test_products_are_what_the_reference_says(coding, group, options, number, dtype):
     weight = codes(coding, 149, 384, group=group, **options)
     x = rows(number, 384, dtype)
@@ -169,12 +173,18 @@ def test_one_expert_of_several_multiplies(coding, number):
         assert_close(got, want, x.dtype)
 
 
+@cache
+def large(coding):
+    """Of a weight as large as real ones, what it is like: numbers of that size take seconds to make."""
+    group = None if coding == "w8a8" else 128
+    return jax.eval_shape(plain.pack, jax.eval_shape(lambda: codes(coding, 8192, 4096, group=group)))
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("number", [1, 8])
 @pytest.mark.parametrize("coding", CODINGS)
 def test_a_cpu_never_has_the_decoded_matrix_in_memory(coding, number, dtype):
-    group = None if coding == "w8a8" else 128
-    weight = jax.eval_shape(plain.pack, jax.eval_shape(lambda: codes(coding, 8192, 4096, group=group)))
+    weight = large(coding)
     x = jax.ShapeDtypeStruct((number, 4096), dtype)
     program = jax.jit(partial(api.matmul, dtype=jnp.dtype(dtype))).lower(x, weight).compile()
     temporaries = program.memory_analysis().temp_size_in_bytes
@@ -183,7 +193,7 @@ def test_a_cpu_never_has_the_decoded_matrix_in_memory(coding, number, dtype):
 
 @pytest.mark.parametrize("number", [1, 8])
 def test_other_machines_get_one_product_without_a_loop(number):
-    weight = jax.eval_shape(plain.pack, jax.eval_shape(lambda: codes("int4", 8192, 4096, group=128)))
+    weight = large("int4")
     x = jax.ShapeDtypeStruct((number, 4096), jnp.bfloat16)
     run = partial(xla.matmul, dtype=jnp.dtype(jnp.bfloat16))
     assert "scan" in str(jax.make_jaxpr(run)(x, weight))

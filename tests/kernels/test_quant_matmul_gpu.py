@@ -12,6 +12,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from hex_llm.kernels.quant_matmul import gpu, gpu_decode, gpu_layout, gpu_plan, plain, reference
 from hex_llm.kernels.quant_matmul.gpu_plan import Plan
 from hex_llm.kernels.quant_matmul.weight import TABLES, Codes, Coding, Packed
+from tests.kernels.numbers import normal
 from tests.kernels.simulator import simulation
 
 type Kind = tuple[Coding, int | None]  # and the size of its groups; None: one scale for each row, and no zero
@@ -158,8 +159,7 @@ def simulator(monkeypatch):
 
 def inputs(kind: Kind, tokens: int, out: int, size: int) -> tuple[jax.Array, Packed, Codes]:
     codes = weight_of(*kind, (out, size))
-    x = jax.random.normal(jax.random.key(tokens + out + size), (tokens, size), jnp.bfloat16)
-    return x, gpu_layout.pack(codes), codes
+    return normal(tokens + out + size, tokens, size), gpu_layout.pack(codes), codes
 
 
 def assert_close(got: jax.Array, want: jax.Array) -> None:
@@ -267,7 +267,7 @@ def test_columns_of_a_share_are_taken_from_a_wider_x():
     _, _, codes = inputs(("int4", 128), 8, 64, 11 * 128)
     order = np.random.default_rng(1).permutation(22 * 128)[: 11 * 128]
     codes = dataclasses.replace(codes, order=jnp.asarray(order, jnp.int32))
-    x = jax.random.normal(jax.random.key(0), (8, 22 * 128), jnp.bfloat16)
+    x = normal(0, 8, 22 * 128)
     assert gpu_plan.plan_for(8, 64, 22 * 128).splits == 2
     assert_close(gpu.matmul(x, gpu_layout.pack(codes)), reference.matmul(x, codes))
 

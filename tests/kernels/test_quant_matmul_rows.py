@@ -19,6 +19,7 @@ from hex_llm.kernels.rms import Rms
 from hex_llm.layers.linear import linear, linear_parts
 from hex_llm.layers.mlp import gated_hidden
 from hex_llm.layers.norm import Stream, add_rms_norm
+from tests.kernels.numbers import normal
 from tests.kernels.simulator import simulation
 
 FP8 = EightBits(None, "float8_e4m3fn")
@@ -42,12 +43,12 @@ def simulator():
 def tokens_of(tokens: int, size: int) -> jax.Array:
     """Of which each has numbers of a size of its own, so that a scale in the wrong place shows."""
     sizes = jnp.exp2(jnp.arange(tokens) % 7 - 3).astype(jnp.bfloat16)
-    return jax.random.normal(jax.random.key(tokens + size), (tokens, size), jnp.bfloat16) * sizes[:, None]
+    return normal(tokens + size, tokens, size) * sizes[:, None]
 
 
 def weight_of(coding: Coding, out: int, size: int, input_scale: float | None = None) -> Codes:
     how = EightBits(None, TYPES[coding])
-    codes = how.largest / 4 * jax.random.normal(jax.random.key(out), (out, size), jnp.float32)
+    codes = how.largest / 4 * normal(out, out, size, dtype=jnp.float32)
     return Codes(
         codes=how.rounded(how.within(codes)),
         scale=jnp.exp2(-10 - jnp.arange(out) % 5).astype(jnp.float32)[:, None],
@@ -78,17 +79,18 @@ def product(x: jax.Array | Rows, codes: Codes, plan: Plan, count: int) -> jax.Ar
 
 @pytest.mark.usefixtures("simulator")
 @pytest.mark.parametrize(
-    ("tokens", "out", "size", "plan"),
+    ("tokens", "out", "size", "plan", "input_scale"),
     [
-        (8, 128, 256, Plan(rows=64, depth=128, slots=2)),
-        (1, 384, 256, Plan(rows=64, depth=128, slots=3)),  # six tiles on four blocks
-        (24, 256, 512, Plan(rows=128, depth=256, slots=2)),
-        (16, 128, 1024, Plan(rows=64, depth=128, splits=2, slots=2)),
-        (40, 256, 512, Plan(rows=128, depth=128, splits=4, slots=2)),  # four parts to be added
-        (128, 256, 256, Plan(rows=256, depth=128, slots=2)),
+        (8, 128, 256, Plan(rows=64, depth=128, slots=2), None),
+        (8, 128, 256, Plan(rows=64, depth=128, slots=2), 0.01),
+        (1, 384, 256, Plan(rows=64, depth=128, slots=3), None),  # six tiles on four blocks
+        (24, 256, 512, Plan(rows=128, depth=256, slots=2), 0.01),
+        (16, 128, 1024, Plan(rows=64, depth=128, splits=2, slots=2), None),
+        (40, 256, 512, Plan(rows=128, depth=128, splits=4, slots=2), 0.01),  # four parts to be added
+        (40, 256, 512, Plan(rows=128, depth=128, splits=4, slots=2), None),
+        (128, 256, 256, Plan(rows=256, depth=128, slots=2), 0.01),
     ],
 )
-@pytest.mark.parametrize("input_scale", [None, 0.01])
 @pytest.mark.parametrize("coding", CODINGS)
 def test_the_product_is_the_reference_s(coding, tokens, out, size, plan, input_scale):
     x, codes = tokens_of(tokens, size), weight_of(coding, out, size, input_scale)
@@ -163,7 +165,7 @@ def test_tiny_rows_and_zeros_have_scales_that_can_be_divided_by():
 @pytest.mark.parametrize(("width", "input_scale"), [(1024, None), (1152, None), (512, 0.02)])
 @pytest.mark.parametrize("coding", CODINGS)
 def test_a_norm_in_8_bits_is_the_reference_s(coding, width, input_scale):
-    x, pieces = tokens_of(3, width), jax.random.normal(jax.random.key(9), (2, 3, width), jnp.float32)
+    x, pieces = tokens_of(3, width), normal(9, 2, 3, width, dtype=jnp.float32)
     weight = jnp.linspace(0.5, 2, width, dtype=jnp.bfloat16)
     how = EightBits(None if input_scale is None else jnp.float32(input_scale), TYPES[coding])
     y, rows = add_norm_gpu.add_norm(x, pieces, weight, Rms(1e-5), eight_bits=how)
@@ -234,7 +236,7 @@ def on_gpu(monkeypatch):
 def test_a_norm_for_a_weight_in_8_bits_comes_in_those_and_is_multiplied_so(coding):
     x, codes = tokens_of(3, 256), weight_of(coding, 256, 256)
     weight, scale = packed(codes), jnp.linspace(0.5, 2, 256, dtype=jnp.bfloat16)
-    stream = Stream(x, jax.random.normal(jax.random.key(9), (2, 8, 256), jnp.float32))
+    stream = Stream(x, normal(9, 2, 8, 256, dtype=jnp.float32))
     y, rows = add_rms_norm(stream, scale, Rms(1e-5), behind=weight)
     _, normed = add_rms_norm(stream, scale, Rms(1e-5))
     assert isinstance(rows, Rows)

@@ -3,7 +3,7 @@
 import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+os.environ["JAX_NUM_CPU_DEVICES"] = "2"
 os.environ["NPROC"] = "32"  # with fewer threads than devices need, XLA's CPU backend can wait for itself
 
 import jax

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={sys.argv[1]}"
+os.environ["JAX_NUM_CPU_DEVICES"] = sys.argv[1]
 os.environ["NPROC"] = "32"  # with fewer threads than devices need, XLA's CPU backend can wait for itself
 
 import jax

@@ -7,20 +7,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from hex_llm.kernels.batch import Batch
 from hex_llm.models import decoder
 from hex_llm.models.arch import Arch
 from hex_llm.models.split import Split
+from hex_llm.parallel.mesh import make_mesh
 from hex_llm.parallel.sharding import PAGES
 
 
 def empty_pages(
     arch: Arch, *, num_pages: int, page_size: int, dtype=jnp.float32, num_devices: int = 1
 ) -> tuple[Array, ...]:
+    """They lie as a step leaves them, so that the first step is no program of its own."""
     shape = (num_pages, 2, Split(arch, num_devices).kv_heads * num_devices, page_size, arch.head_dim)
-    return tuple(jnp.zeros(shape, dtype) for _ in range(arch.num_layers))
+    spread = NamedSharding(make_mesh(num_devices), PAGES)
+    return tuple(jax.device_put(np.zeros(shape, dtype), spread) for _ in range(arch.num_layers))
 
 
 def make_batch(

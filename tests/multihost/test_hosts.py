@@ -71,7 +71,7 @@ def test_replicas_on_two_hosts_lose_no_request_with_a_host_which_may_come_back(m
         asked.wait_until_under_way()
         hosts.processes[1].kill()
         assert asked.texts() == alone["long"]
-        hosts.wait_for("Host 1 at", 5)
+        hosts.wait_for("Host 1 at", 30)
         hosts.processes[1] = hosts.start(1)
         hosts.wait_for("Engine built", 60, rank=1, count=2)
         assert hosts.ask(bodies(RULES, times=2)).texts() == alone["rules"] * 2

@@ -50,9 +50,9 @@ def logits_of(model, arch, mesh):
             long=long,
         )
         out, kv = run(model, kv, batch, arch=arch, mesh=mesh)
-        place = 0
+        out, place = np.asarray(out), 0
         for start, end, _ in slices:
-            rows.update(zip(range(start, end), np.asarray(out[place : place + end - start]), strict=True))
+            rows.update(zip(range(start, end), out[place : place + end - start], strict=True))
             place += end - start
 
     step((0, 40, first))
@@ -132,7 +132,7 @@ def test_what_is_special_about_a_variant_shows_in_the_logits(oracle, variant):
         plain.append(replace(arch, **CHANGED[variant]))
     batch = make_batch([(TOKENS[:100], 0, list(range(1, 8)))], page_size=PAGE, num_tokens=112, long=True)
     kv = empty_pages(arch, num_pages=9, page_size=PAGE)
-    found, *without = (run(model, kv, batch, arch=each)[0][:100] for each in (arch, *plain))
+    found, *without = (np.asarray(run(model, kv, batch, arch=each)[0])[:100] for each in (arch, *plain))
     for other in without:
         assert np.abs(found - other).max() > 1e-2 * np.ptp(found)
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # What is tested is what the programs mean, not how well they are compiled, which takes longer.
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+os.environ["JAX_NUM_CPU_DEVICES"] = "4"
 os.environ["NPROC"] = "32"  # with fewer threads than devices need, XLA's CPU backend can wait for itself
 
 import jax

@@ -8,11 +8,13 @@ import time
 import numpy as np
 
 from hex_llm.errors import StartError
+from hex_llm.runner import followers as followers_module
 from hex_llm.runner.buckets import Bucket, Variant
 from hex_llm.runner.followers import Followers, Leader, Replica, follow
 from hex_llm.runner.packed_step import PackedStep
 
 KEYS = {"stranger": b"other"}
+END_S = 30.0  # that hosts have to end: so long that who waits for it in vain is told from a busy machine
 
 
 def say(text: str) -> None:
@@ -52,6 +54,7 @@ def lead(replica: Replica, silence: float, *, patience: float = 60) -> None:
 
 
 def main(role: str, address: str, silence: float = 20.0) -> None:
+    followers_module._END_S = END_S
     replica = Replica(0, 2, f"tcp:{address}", KEYS.get(role, b"key"))
     if role.startswith("leader"):
         lead(replica, silence, patience=0.5 if role == "leader alone" else 60)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.replica_host import as_text, packed_step
+from tests.runner.replica_host import END_S, as_text, packed_step
 
 SCRIPT = Path(__file__).parent / "replica_host.py"
 
@@ -58,17 +58,15 @@ def test_steps_arrive_as_they_were_sent_and_an_end_is_no_loss(hosts):
     leader, follower = hosts.start("leader"), hosts.start("follower")
     assert follower.stdout.readline() == "joined\n"
     assert [follower.stdout.readline() for _ in range(3)] == [as_text(packed_step(n)) + "\n" for n in range(3)]
-    started = time.monotonic()
-    leader.communicate("end\n", timeout=10)
+    leader.communicate("end\n", timeout=END_S / 2)  # the leader does not wait for longer than the follower takes
     assert end_of(follower) == (0, "")
     assert leader.returncode == 0
-    assert time.monotonic() - started < 2  # the leader does not wait for longer than the follower takes
 
 
 def test_a_follower_that_is_killed_ends_a_leader_that_waits_in_a_step(hosts):
     leader, follower = hosts.pair()
     follower.kill()
-    code, errors = end_of(leader, within=5)
+    code, errors = end_of(leader, within=15)
     assert code == 70
     assert re.fullmatch(r"hex-llm: host 1 of replica 0 at 127\.0\.0\.1:\d+ is lost: .+\.\n", errors)
 
@@ -76,7 +74,7 @@ def test_a_follower_that_is_killed_ends_a_leader_that_waits_in_a_step(hosts):
 def test_a_leader_that_is_killed_ends_its_followers(hosts):
     leader, follower = hosts.pair()
     leader.kill()
-    code, errors = end_of(follower, within=5)
+    code, errors = end_of(follower, within=15)
     assert code == 70
     assert errors == f"hex-llm: host 0 of replica 0 at {hosts.address} is lost: its connection has ended.\n"
 
@@ -86,14 +84,14 @@ def test_a_host_that_stands_still_ends_the_other(hosts, stopped):
     leader, follower = hosts.pair(silence=1.5)
     still, other = (leader, follower) if stopped == "leader" else (follower, leader)
     still.send_signal(signal.SIGSTOP)
-    code, errors = end_of(other, within=8)
+    code, errors = end_of(other)
     assert code == 70
     assert "is lost: nothing has been heard of it for 1.5 s." in errors
 
 
 def test_hosts_that_say_nothing_but_that_they_live_stay(hosts):
-    leader, follower = hosts.pair(silence=1.5)
-    time.sleep(3)
+    leader, follower = hosts.pair(silence=4)  # longer than a busy machine lets a thread wait
+    time.sleep(6)
     assert leader.poll() is None
     assert follower.poll() is None
 

@@ -165,4 +165,4 @@ def test_more_replicas_than_devices_are_refused_at_once(folder):
     )
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("hex-llm: num_request_devices 4 > num_available_devices 3")
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15

@@ -161,7 +161,7 @@ def test_who_connects_and_says_nothing_holds_nobody_up(tmp_path, monkeypatch):
             engine = await here.connect(hello(0))
             engine.send(READY)
             await here.wait_for(lambda: here.router.replicas[0].is_up)
-            assert time.monotonic() - started < 3
+            assert time.monotonic() - started < 5  # one after the other they would be given 6 s
             for each in silent:
                 assert await asyncio.to_thread(is_closed, each)
 
@@ -185,7 +185,7 @@ def test_an_engine_that_falls_silent_is_ended_wherever_it_is(tmp_path, monkeypat
             while here.router.replicas[1].client is not None:
                 lively.send(READY)
                 await asyncio.sleep(0.05)
-                assert time.monotonic() - started < 5
+                assert time.monotonic() - started < 20
             assert await asyncio.to_thread(is_closed_after_all, silent)
             assert here.engines.hung == {1}
             assert here.ended == [1]

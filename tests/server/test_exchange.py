@@ -305,6 +305,9 @@ def test_request_ids_are_the_servers_own():
 # Clients that leave
 
 
+SOON_S = 5  # a moment, on a machine that has much else to do; handlers would wait for 20 s
+
+
 def leave(client: socket.socket, how: str) -> None:
     if how == "reset":
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -313,12 +316,12 @@ def leave(client: socket.socket, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["close", "reset"])
 @pytest.mark.parametrize("path", ["/wait", "/wait-then-reply", "/ticks", "/flood"])
-def test_a_client_that_leaves_is_noticed_within_a_second(server, path, how):
+def test_a_client_that_leaves_is_noticed_soon(server, path, how):
     client = connect(server)
     client.sendall(post_to(path))
     time.sleep(0.1)
     leave(client, how)
-    assert wait_until(lambda: server.outcomes) < 1
+    assert wait_until(lambda: server.outcomes) < SOON_S
     assert server.outcomes == ["gone"]
 
 
@@ -331,7 +334,7 @@ def test_a_client_that_has_sent_more_and_leaves_is_noticed(server, wait, extra):
     client.sendall(extra)
     time.sleep(0.1)
     client.close()
-    assert wait_until(lambda: server.outcomes) < 1
+    assert wait_until(lambda: server.outcomes) < SOON_S
 
 
 def test_a_client_that_has_offered_an_upgrade_and_leaves_is_noticed(server):
@@ -339,7 +342,7 @@ def test_a_client_that_has_offered_an_upgrade_and_leaves_is_noticed(server):
     client.sendall(post_to("/wait", b"{}", "Connection: Upgrade", "Upgrade: h2c"))
     time.sleep(0.1)
     client.close()
-    assert wait_until(lambda: server.outcomes) < 1
+    assert wait_until(lambda: server.outcomes) < SOON_S
 
 
 def test_a_client_that_leaves_within_its_body_is_noticed(server):
@@ -347,7 +350,7 @@ def test_a_client_that_leaves_within_its_body_is_noticed(server):
     client.sendall(head("POST", "/", "Content-Length: 100") + b"x")
     time.sleep(0.1)
     client.close()
-    assert wait_until(lambda: server.outcomes) < 1
+    assert wait_until(lambda: server.outcomes) < SOON_S
     assert server.outcomes == ["gone"]
 
 

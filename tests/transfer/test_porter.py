@@ -151,16 +151,16 @@ def test_one_that_takes_nothing_does_not_hold_up_another(ends):
 
 
 def test_a_step_that_takes_longer_than_silence_may_is_waited_for(ends):
-    source, target = ends(silence=0.5), ends(silence=0.5)
+    source, target = ends(silence=1.0), ends(silence=1.0)
     target.porter.fetch("one", source.address, 0)
     source.next(Wanted)
     part = make_part(source.staging, "one", 0, 4)
-    late = replace(part, pages=computed_late(part.pages, seconds=2.0))
+    late = replace(part, pages=computed_late(part.pages, seconds=3.0))
     assert not late.pages.is_ready()
     source.porter.send(late)
     source.porter.finish("one", 1, 4)
     target.take(target.next(Came).part)
-    assert target.next(Complete).seconds < 1  # what is waited for is not carried
+    assert target.next(Complete).seconds < 2  # what is waited for is not carried
     target.porter.acknowledge("one")
     assert source.next(Taken)
 
