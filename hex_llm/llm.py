@@ -19,7 +19,7 @@ from hex_llm.engine.admission import new_request
 from hex_llm.engine.request import FinishReason, SamplingParams, TokenLogprobs
 from hex_llm.engine.sampling import shown
 from hex_llm.errors import ConfigError, NumericalError, RequestError
-from hex_llm.source import model_folder, tokenizer_folder
+from hex_llm.source import text_folders
 from hex_llm.text.chat import encode_chat
 from hex_llm.text.tokenizer import Tokenizer
 
@@ -55,10 +55,8 @@ class LLM:
         self.config = config or Config.from_keywords(model=model, **flags)
         self.config.check_one_engine()
         found = find_model(self.config)
-        tokenizer = tokenizer_folder(self.config)
-        self.tokenizer = Tokenizer.load(
-            tokenizer, mode=self.config.tokenizer_mode, model_folder=model_folder(self.config)
-        )
+        tokenizer, model_folder = text_folders(self.config)
+        self.tokenizer = Tokenizer.load(tokenizer, mode=self.config.tokenizer_mode, model_folder=model_folder)
         self.tokenizer.check_embedding(found.arch.vocab_size)
         self.engine = build_engine(self.config, found)
         self._numbers = itertools.count()

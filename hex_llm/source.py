@@ -66,6 +66,12 @@ def tokenizer_folder(config: Config) -> Path:
     return _described(config, "model")
 
 
+def text_folders(config: Config) -> tuple[Path, Path]:
+    """That of the tokenizer and that of the model, which is asked for once where they are one."""
+    tokenizer = tokenizer_folder(config)
+    return tokenizer, tokenizer if config.tokenizer is None else model_folder(config)
+
+
 def _described(config: Config, flag: str) -> Path:
     """The folder that a flag names, or one with all but the weights of what it names elsewhere."""
     found = _find(config, flag)

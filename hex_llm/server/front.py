@@ -33,7 +33,7 @@ from hex_llm.server.keys import Keys
 from hex_llm.server.request_log import log_throughput
 from hex_llm.server.state import Phase, Server
 from hex_llm.server.supervise import DRAIN, DRAINING, END_NOW, SAME_SIGNAL_S
-from hex_llm.source import model_folder, tokenizer_folder
+from hex_llm.source import text_folders
 from hex_llm.text.chat import TEMPLATE_KWARGS
 from hex_llm.text.client import TextClient
 from hex_llm.text.tokenizer import Tokenizer
@@ -143,8 +143,7 @@ class _Front:
         config, server = self._config, self._server
         found = await self._router.found
         # Here too: the engine may be on another machine.
-        folder = await in_background(lambda: tokenizer_folder(config))
-        model = await in_background(lambda: model_folder(config))
+        folder, model = await in_background(lambda: text_folders(config))
         tokenizer = asyncio.to_thread(Tokenizer.load, folder, mode=config.tokenizer_mode, model_folder=model)
         text = TextClient.start(_text_settings(config, found, folder, model))
         server.tokenizer, server.text = await asyncio.gather(tokenizer, text)

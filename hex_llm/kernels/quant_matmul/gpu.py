@@ -53,7 +53,8 @@ def parts(
     plan: Plan | None = None,
     activation: Activation | None = None,
 ) -> Array:
-    """As `kernels.matmul.gpu.parts`: [splits, padded(M), out], to be added; with an activation [1, padded(M), F]."""
+    """As `kernels.matmul.gpu.parts`: [splits, padded(M), out], to be added, or one part where the plan joins them; with
+    an activation [1, padded(M), F]."""
     tokens = x.shape[0]
     if plan is None:
         # Of the weight's own sizes: where it has an order, `x` may have more columns.
@@ -305,11 +306,11 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
             for phase, count in enumerate(pieces):
                 slot = lax.fori_loop(0, count, functools.partial(piece, phase), slot)
 
-    parts = 1 if plan.joined else plan.splits
+    num_parts = 1 if plan.joined else plan.splits
     kernel = plgpu.kernel(
         body,
         kernel_name=f"matmul_{coding}_{weight.shape[0]}x{weight.shape[1]}",
-        out_type=jax.ShapeDtypeStruct((parts, batch, row_tiles // pieces_of_weight * HOPPER_ROWS), dtype),
+        out_type=jax.ShapeDtypeStruct((num_parts, batch, row_tiles // pieces_of_weight * HOPPER_ROWS), dtype),
         **gpu_mates.grid(blocks, mates),
         num_threads=workers + 1,
         thread_name="worker",
