@@ -208,7 +208,13 @@ def _input_scale(spec: WeightSpec, numbers: Numbers, split: Split, tensors: Mapp
         return None
     experts = range(split.arch.num_experts if spec.stack else 1)
     modules = [_module(spec, part).format(i) for part in spec.parts for i in experts]
-    return np.max([read_input_scale(tensors, module) for module in modules])
+    scales = [read_input_scale(tensors, module) for module in modules]
+    largest = int(np.argmax(scales))  # or the first that is NaN
+    if not 0 < scales[largest] < np.inf:
+        raise CheckpointError(
+            f"{modules[largest]}.input_scale is {scales[largest]}, not a finite number above 0 to divide tokens by."
+        )
+    return scales[largest]
 
 
 def _module(spec: WeightSpec, part: Part) -> str:
