@@ -15,6 +15,7 @@ MOST_BYTES = 2 * 2**30
 MOST_CONFIG_BYTES = 2**20
 
 _WEIGHTS = "adapter_model"  # what their names begin with
+_NAME = re.compile(r"[A-Za-z0-9._=-]{1,200}")
 _SHARD = re.compile(r"(.+-)\d{5}(-of-(\d{5})\.safetensors)")
 
 
@@ -32,6 +33,8 @@ def chosen(sizes: Mapping[str, int], source: str) -> list[str]:
         raise AdapterError(f"{source} has {len(names)} files; an adapter may have {MOST_FILES}.")
     if total > MOST_BYTES:
         raise AdapterError(f"{source} has {size(total)}; an adapter may have {size(MOST_BYTES)}.")
+    if odd := [name for name in names if not _NAME.fullmatch(name)]:
+        raise AdapterError(f"{source} has the file {odd[0][:60]!a}; names have letters, digits and ._=- only.")
     if sizes[CONFIG] > MOST_CONFIG_BYTES:
         raise AdapterError(f"{CONFIG} of {source} has {size(sizes[CONFIG])}; it may have {size(MOST_CONFIG_BYTES)}.")
     _check_shards(weights, source)

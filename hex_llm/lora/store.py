@@ -190,7 +190,7 @@ class Store:
             logger.warning("%s It is taken to be what it was before.", error)
             known = _Known(source, before.identity, before.files)
         else:
-            sizes = {name: file.size for name, file in listing.files.items() if "/" not in name}
+            sizes = {name: file.size for name, file in listing.files.items()}
             files = tuple(listing.files[name] for name in chosen(sizes, str(place)))
             # Files, not the version of all that is there: nobody's adapter is another because of a README.
             whose = place.id if isinstance(place, OnHub) else str(place)

@@ -112,6 +112,15 @@ def test_weights_may_have_any_name(tmp_path):
     assert set(read(tmp_path)) == set(MODULES)
 
 
+@pytest.mark.parametrize(
+    "name", ["adapter_model \n", "adapter_model\0", "adapter_model" + "x" * 200, "adapter_model\ud800"]
+)
+def test_weights_may_not_have_every_name(name):
+    sizes = {"adapter_config.json": 3, f"{name}.safetensors": 3}
+    with pytest.raises(AdapterError, match=r"names have letters, digits and \._=- only"):
+        files.chosen(sizes, "source")
+
+
 def test_fields_of_old_and_new_versions_that_change_nothing_are_no_reason_to_refuse(tmp_path):
     more = {"peft_version": "0.19.0", "merge_weights": False, "enable_lora": None, "init_lora_weights": "gaussian"}
     more |= {"eva_config": {"rho": 2.0}, "layers_to_transform": [0], "arrow_config": None, "kasa_config": None}

@@ -295,6 +295,17 @@ def test_what_does_not_come_in_time_is_told_and_leaves_no_adapter(fault, place, 
     assert not [path for path in (tmp_path / "cache").iterdir() if not path.name.startswith(".")]
 
 
+def test_what_took_too_long_is_not_gone_on_with(place, stand_in, tmp_path):
+    stand_in.set_faults({"match": "adapter_config", "bytes_a_second": 50})
+    before = set(threading.enumerate())
+    with pytest.raises(AdapterUnavailable, match="could not be had within 1 s"):
+        make_store(tmp_path, timeout_s=1).fetch(place[0])
+    deadline = time.monotonic() + 8  # the file would take 20
+    while set(threading.enumerate()) - before:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def test_what_passes_is_got_over(place, stand_in, tmp_path):
     source, made = place
     stand_in.set_faults(
@@ -311,7 +322,7 @@ def test_those_who_ask_at_the_same_time_share_one_download(place, stand_in, tmp_
         fetched = list(threads.map(lambda _: store.fetch(source), range(32)))
     assert len({each.identity for each in fetched}) == 1
     assert same(fetched[0].folder, made)
-    assert len(asked(stand_in, made, lists=False)) == 2
+    assert len(asked(stand_in, made)) == 1 + 2
 
 
 FETCH = """
