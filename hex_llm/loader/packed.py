@@ -15,13 +15,14 @@ from hex_llm.errors import CheckpointError
 from hex_llm.kernels.quant_matmul.layouts import pack
 from hex_llm.kernels.quant_matmul.weight import Codes, Packed
 from hex_llm.loader.blocks import Block, blocks, pairs_apart, plain_matrix, read_plain, share_rows
-from hex_llm.loader.values import FLOAT8, FLOATS, Check, check_finite
+from hex_llm.loader.values import FLOAT8, Check, check_finite
 from hex_llm.models.few_bits import Local, from_shares, local_share, module_of
 from hex_llm.models.split import Split
 from hex_llm.models.weights import Part, WeightSpec
 from hex_llm.quantization.fp8 import read_input_scale
 from hex_llm.quantization.method import Arrays, Format, Numbers, Share, Tensor
 from hex_llm.quantization.online import PLAIN, Online
+from hex_llm.safetensors_file import FLOATS
 
 
 class Piece(NamedTuple):
