@@ -85,7 +85,7 @@ def test_once_one_is_refused_the_others_are_not_asked_for(source, stand_in, monk
         fetch(source, MODEL, timeout_s=5)
     before = len(stand_in.log())
     time.sleep(1)
-    assert len(stand_in.log()) - before <= 8  # those that were under way
+    assert len(stand_in.log()) - before <= 16  # those that were under way, and where they lead
 
 
 @pytest.mark.parametrize(
