@@ -3,6 +3,7 @@
 Whoever can open a unix socket is the same user. Over TCP both ends prove that they know the key, and sign every frame.
 """
 
+import contextlib
 import secrets
 import socket
 import time
@@ -58,6 +59,13 @@ def listen(address: str) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def stop_listening(listener: socket.socket) -> None:
+    """Closes it, and wakes whoever waits in `accept`: until then the kernel would let one more in."""
+    with contextlib.suppress(OSError):
+        listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
 
 
 def address_of(listener: socket.socket) -> str:

@@ -40,6 +40,7 @@ _TURN_S = 5.0  # after which an engine that waits for another shows that it is a
 
 def main(settings: str) -> int:
     begin_child()
+    faulthandler.enable()  # a crash within a library says where it was
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     release_signals()
     task = msgspec.json.decode(settings, type=Task)

@@ -1,16 +1,10 @@
-"""For all tests: strict arithmetic, since a silent promotion of type or rank is a bug; quick compilation; an order."""
+"""For all tests: strict arithmetic, since a silent promotion of type or rank is a bug; an order."""
 
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Pallas' GPU simulator lets warpgroups wait for each other in threads of XLA's pool, which needs one for each.
 os.environ.setdefault("PJRT_NPROC", "8")
-# What is tested is what programs mean, not how well XLA's CPU backend compiles them. With its older emitters a small
-# engine starts in three quarters of the time; models in few bits take longer, though. The processes that tests start
-# inherit them. A lower level of LLVM's would take less still, but then copies of bfloat16 lose the least numbers.
-os.environ["XLA_FLAGS"] = " ".join(
-    ("--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters", os.environ.get("XLA_FLAGS", ""))
-)
 
 from pathlib import Path
 

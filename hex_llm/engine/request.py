@@ -47,6 +47,7 @@ class Request:
     bad_words: tuple[tuple[int, ...], ...] = ()
     seed: int = 0  # what the random numbers depend on, with the position; 32 bits
     adapter: str = ""
+    adapter_slot: int = 0  # where the device has it, from 1 on; 0: the request has none, or does not run
     cache_salt: str = ""
     hands_over: bool = False
     source: str = ""

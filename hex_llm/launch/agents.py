@@ -126,7 +126,7 @@ class Agents:
         with self._lock:
             self._closing = True
             hosts = list(self._hosts.values())
-            self._listener.close()
+            channel.stop_listening(self._listener)
         for host in hosts:
             host.peer.send(Stop())
         for host in hosts:

@@ -55,7 +55,7 @@ def load[T](
         spec, numbers = kept(spec, quantization)
         if numbers is not None:
             return load_packed(spec, numbers, split, checkpoint, mesh, np.dtype(dtype), check, advance)
-        return _load_plain(spec, split, checkpoint, mesh, np.dtype(dtype), check, advance)
+        return load_plain(spec, split, checkpoint, mesh, np.dtype(dtype), check, advance)
 
     shown = progress("Loading weights", "Loaded %s of weights", total, report)
     made: dict[int, Array | Packed] = {}
@@ -68,14 +68,14 @@ def load[T](
     return build(model, arch, lambda _: made[next(in_order)])
 
 
-def _load_plain(
+def load_plain(
     spec: WeightSpec,
     split: Split,
     tensors: Mapping[str, Tensor],
     mesh: Mesh,
     dtype: np.dtype,
     check: Check,
-    advance: Callable[[int], None],
+    advance: Callable[[int], None] = lambda count: None,
 ) -> Array:
     shape = spec.shape(split)
 

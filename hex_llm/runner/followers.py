@@ -70,7 +70,7 @@ class Followers:
                     f" {', '.join(map(str, missing))} have not connected to {self._replica.address} within"
                     f" {timeout:g} s."
                 )
-        self._listener.close()
+        channel.stop_listening(self._listener)
 
     def send(self, packed: PackedStep) -> None:
         """Has every host run the step, beside this one."""

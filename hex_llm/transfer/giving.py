@@ -1,6 +1,5 @@
 """The side of a Porter whose engine has blocks: who asks for which request, and how far each has been given away."""
 
-import contextlib
 import logging
 import socket
 import threading
@@ -100,9 +99,7 @@ class Giving:
                 given.asker.say(Refused(given.number, reason))
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        channel.stop_listening(self._listener)
         with self._lock:
             for asker in self._askers:
                 asker.close()

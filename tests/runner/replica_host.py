@@ -50,7 +50,8 @@ def lead(replica: Replica, silence: float, *, patience: float = 60) -> None:
         if line == "end\n":
             followers.end()
             os._exit(0)
-        threading.Event().wait()  # as in a step that waits for the others
+        break
+    threading.Event().wait()  # as in a step that waits for the others
 
 
 def main(role: str, address: str, silence: float = 20.0) -> None:
