@@ -28,7 +28,7 @@ from hex_llm.loader.dummy import dummy
 from hex_llm.loader.model_checkpoint import open_model
 from hex_llm.loader.weights import load
 from hex_llm.models.abstract import abstract, bytes_per_device
-from hex_llm.models.adapters import Room, abstract_one, abstract_pairs
+from hex_llm.models.adapters import Room, abstract_pairs
 from hex_llm.models.arch import Arch, Kind
 from hex_llm.models.few_bits import Quantization, in_units
 from hex_llm.models.registry import family
@@ -70,8 +70,6 @@ PLANNING = "planning memory"
 WEIGHTS = "loading weights"
 KV_CACHE = "allocating the KV cache"
 COMPILING = "compiling"
-
-ADAPTERS_IN_FLIGHT = 2  # at the most: read, and on their way to a slot
 
 # Tokens of a step with prompts, where no flag says: enough to fill a device, few enough to answer others in between.
 CHUNKED_STEP_TOKENS = 2048
@@ -252,11 +250,11 @@ def plan_memory(
     """How many KV blocks there are, which is a part of every compiled shape, and what the memory goes to."""
     params = model.abstract(mesh)
     lowered = config.cache_folder and config.cache_folder / "lowered"
-    adapters = _adapters(config, model, mesh)
+    pairs = _pairs(config, model, mesh)
 
     def compiler_for(num_pages: int) -> Compiler:
         shapes, transfers = _shapes(config, model, buckets, num_pages), config.disagg_topo is not None
-        programs = Programs(model.arch, shapes, params, _kv_dtype(config, model), mesh, transfers, *adapters)
+        programs = Programs(model.arch, shapes, params, _kv_dtype(config, model), mesh, transfers, pairs)
         return Compiler(programs, folder=lowered, jit=config.enable_jit, report=partial(report, COMPILING))
 
     def fill(needs: Needs) -> int:
@@ -281,7 +279,7 @@ def plan_memory(
         temporaries=0,
         block=_bytes(one_page.kv),
         # At most: parts that are on their way out, and those copied before anybody asks. Fewer come in at a time.
-        adapters=_bytes((one_page.pairs, (one_page.adapter,) * ADAPTERS_IN_FLIGHT)),
+        adapters=_bytes((pairs, one_page.adapter)) if pairs is not None else 0,
         staging=2 * PARTS_IN_FLIGHT * max(_bytes(one_page.staged(n)) for n in (0, *one_page.staging.counts)),
     )
     compiler = measured = compiler_for(fill(needs))
@@ -309,12 +307,11 @@ def _temporaries(compiler: Compiler, buckets: Buckets) -> int:
     return max(temporaries) + sum(results[: len(steps)])
 
 
-def _adapters(config: Config, model: Model, mesh: jax.sharding.Mesh) -> tuple[Any, Any]:
-    """What the devices keep of adapters, and what one is that is loaded; None and None where there are to be none."""
+def _pairs(config: Config, model: Model, mesh: jax.sharding.Mesh) -> Any:
+    """What the devices keep of adapters, with shapes in place of arrays; None where there are to be none."""
     if not config.enable_lora:
-        return None, None
-    weights, room = family(model.arch).weights, adapter_room(config)
-    return tuple(make(weights, model.arch, mesh, model.dtype, room) for make in (abstract_pairs, abstract_one))
+        return None
+    return abstract_pairs(family(model.arch).weights, model.arch, mesh, model.dtype, adapter_room(config))
 
 
 def adapter_room(config: Config) -> Room:

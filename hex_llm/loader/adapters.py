@@ -1,4 +1,4 @@
-"""An adapter's pairs of matrices onto the devices."""
+"""An adapter's pairs of matrices, as they go to the devices."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh
 
-from hex_llm.loader.weights import load_plain
+from hex_llm.loader.weights import read_share
 from hex_llm.models.adapters import PairSpecs, Room, build_pairs, with_rank
 from hex_llm.models.arch import Arch
 from hex_llm.models.split import Split
@@ -55,13 +54,18 @@ class _Tensors(Mapping[str, _Filled]):
         return len(self._shapes)
 
 
-def load_adapter(model: type, arch: Arch, mesh: Mesh, dtype: Any, room: Room, pairs: Mapping[str, Pair]) -> Any:
-    """For `DeviceRunner.load_adapter`: of each weight that adapters can change `PairSpecs`' arrays, on the devices."""
-    split = Split.over(with_rank(arch, room), mesh)
+def pack_adapter(
+    model: type, arch: Arch, num_devices: int, dtype: Any, room: Room, pairs: Mapping[str, Pair]
+) -> np.ndarray:
+    """[devices, n]: what each device has of an adapter, in the order in which `write_slot` takes it."""
+    split = Split(with_rank(arch, room), num_devices)
+    shares: list[list[np.ndarray]] = [[] for _ in range(num_devices)]
 
-    def make(pair: PairSpecs) -> tuple[Any, ...]:
-        shapes = {name: shape for spec in pair for name, shape in spec.tensors(split.arch).items()}
-        tensors = _Tensors(pairs, shapes)
-        return tuple(load_plain(spec, split, tensors, mesh, np.dtype(dtype), "off") for spec in pair)
+    def add(pair: PairSpecs) -> None:
+        for spec in (pair.down, *pair.up):
+            tensors = _Tensors(pairs, spec.tensors(split.arch))
+            for device, share in enumerate(shares):
+                share.append(read_share(spec, split, tensors, device, np.dtype(dtype), "off").ravel())
 
-    return build_pairs(model, arch, make)
+    build_pairs(model, arch, add)
+    return np.stack([np.concatenate(share) for share in shares])

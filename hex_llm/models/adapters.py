@@ -1,9 +1,10 @@
 """Which weights of a model adapters can change, and what the devices keep for that."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from hex_llm.models.weights import Part, WeightSpec, build, specs
 from hex_llm.parallel.sharding import RULES
 
 _RANK = "rank"
+_SLOT = 1  # the axis of slots, in all arrays of `Pairs`
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +31,12 @@ class Room:
     rank: int  # the highest
 
 
-class PairSpecs(tuple[WeightSpec, ...]):
-    """Of a weight that adapters can change: what the first of their pairs are, one part after the other, and then of
-    each part the second."""
+class PairSpecs(NamedTuple):
+    """Of a weight that adapters can change: the first of its parts' pairs, one after the other, and of each part the
+    second."""
 
-    @property
-    def down(self) -> WeightSpec:
-        return self[0]
-
-    @property
-    def up(self) -> tuple[WeightSpec, ...]:
-        return self[1:]
+    down: WeightSpec
+    up: tuple[WeightSpec, ...]
 
 
 def pair_specs(spec: WeightSpec) -> PairSpecs | None:
@@ -52,7 +49,7 @@ def pair_specs(spec: WeightSpec) -> PairSpecs | None:
         dataclasses.replace(part, name=f"{module}.lora_B.weight", columns=(_RANK,))
         for part, module in zip(spec.parts, modules, strict=True)
     ]
-    return PairSpecs((WeightSpec(tuple(first)), *(WeightSpec((part,)) for part in second)))
+    return PairSpecs(WeightSpec(tuple(first)), tuple(WeightSpec((part,)) for part in second))
 
 
 def adaptable(model: type, arch: Arch) -> dict[str, tuple[int, int]]:
@@ -85,46 +82,39 @@ def abstract_pairs(model: type, arch: Arch, mesh: Mesh, dtype: Any, room: Room) 
     """The pairs of all slots, with shapes in place of arrays."""
     split = Split.over(with_rank(arch, room), mesh)
 
-    def array(spec: WeightSpec, shape: tuple[int, ...], dims: tuple[str | None, ...]) -> Any:
+    def array(shape: tuple[int, ...], dims: tuple[str | None, ...]) -> Any:
         where = NamedSharding(mesh, PartitionSpec(*(dim and RULES[dim] for dim in dims)))
         return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
 
     def make(pair: PairSpecs) -> Pairs:
         rows, size = pair.down.shape(split)
         (column,) = pair.down.parts[0].columns
-        down = array(pair.down, (rows // room.rank, room.slots, room.rank, size), (None, None, None, column))
-        up = [
-            array(each, (each.shape(split)[0], room.slots, room.rank), (each.dims[0], None, None)) for each in pair.up
-        ]
+        down = array((rows // room.rank, room.slots, room.rank, size), (None, None, None, column))
+        up = [array((each.shape(split)[0], room.slots, room.rank), (each.dims[0], None, None)) for each in pair.up]
         return Pairs(down, tuple(up))
 
     return build_pairs(model, arch, make)
 
 
-def abstract_one(model: type, arch: Arch, mesh: Mesh, dtype: Any, room: Room) -> Any:
-    """Those of one adapter, as they are loaded: of each weight `PairSpecs`' arrays."""
-    split = Split.over(with_rank(arch, room), mesh)
-
-    def make(pair: PairSpecs) -> tuple[Any, ...]:
-        return tuple(jax.ShapeDtypeStruct(each.shape(split), dtype, sharding=each.sharding(mesh)) for each in pair)
-
-    return build_pairs(model, arch, make)
+def packed_size(pairs: Any) -> int:
+    """Numbers that each device gets of an adapter, given the pairs of all slots, or their shapes."""
+    leaves = jax.tree.leaves(pairs)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) // leaf.shape[_SLOT] for leaf in leaves)
 
 
-def write_slot(pairs: Any, one: Any, slot: Array) -> Any:
-    """The pairs of all slots, with one adapter's in a slot."""
-
-    def write(into: Pairs, new: tuple[Array, ...]) -> Pairs:
-        first, *second = new
-        parts, _, rank, size = into.down.shape
-        down = jax.lax.dynamic_update_slice_in_dim(into.down, first.reshape(parts, 1, rank, size), slot, axis=1)
-        up = [
-            jax.lax.dynamic_update_slice_in_dim(whole, each[:, None, :], slot, axis=1)
-            for whole, each in zip(into.up, second, strict=True)
-        ]
-        return Pairs(down, tuple(up))
-
-    return jax.tree.map(write, pairs, one, is_leaf=lambda node: isinstance(node, Pairs))
+def write_slot(pairs: Any, packed: Array, slot: Array) -> Any:
+    """The pairs of all slots, on a device, with those of one adapter in a slot: `packed` [1, n] has them one after the
+    other, in the order of the tree. One array: what is many takes its time to get to a device, however small."""
+    leaves, tree = jax.tree.flatten(pairs)
+    written, start = [], 0
+    for leaf in leaves:
+        shape = list(leaf.shape)
+        shape[_SLOT] = 1
+        stop = start + math.prod(shape)
+        new = packed[0, start:stop].reshape(shape)
+        written.append(jax.lax.dynamic_update_slice_in_dim(leaf, new, slot, axis=_SLOT))
+        start = stop
+    return jax.tree.unflatten(tree, written)
 
 
 def whose(slots: Array, num_slots: int) -> Array:

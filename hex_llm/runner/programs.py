@@ -16,10 +16,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hex_llm.kernels.paged_attention.api import page_width
 from hex_llm.kernels.paged_attention.pages import SCALE, packed_width, rounded
-from hex_llm.models.adapters import write_slot
+from hex_llm.models.adapters import packed_size, write_slot
 from hex_llm.models.arch import Arch
 from hex_llm.models.split import Split
 from hex_llm.parallel.backend import backend
+from hex_llm.parallel.mesh import TENSOR
 from hex_llm.parallel.sharding import PAGES, VOCABULARY, WHOLE
 from hex_llm.runner.buckets import Bucket, Buckets, Variant
 from hex_llm.runner.choose import choose, choose_any, process, remember, score
@@ -144,7 +145,6 @@ class Programs:
     mesh: Mesh
     transfers: bool = False  # blocks are copied out for other engines, and in
     pairs: Any = None  # of all slots for adapters, their shapes and how they are spread; None: there are no adapters
-    adapter: Any = None  # the same of one that is loaded
 
     @property
     def kv(self) -> tuple[Any, ...]:
@@ -262,6 +262,11 @@ class Programs:
                 return (self.kv, self._words(count)), ()
             case CopyIn(count):
                 return (self.kv, self.staged(count), self._words(count)), (0,)
+
+    @property
+    def adapter(self) -> jax.ShapeDtypeStruct:
+        """One that is loaded, as `loader.adapters.pack_adapter` makes it."""
+        return self._array((self.mesh.size, packed_size(self.pairs)), self.params.embed.dtype, PartitionSpec(TENSOR))
 
     def staged(self, count: int) -> jax.ShapeDtypeStruct:
         """A copy of so many blocks."""

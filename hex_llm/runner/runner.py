@@ -76,11 +76,13 @@ class DeviceRunner:
         scores = None if packed.targets is None else self._score_prompt(packed.bucket, computed, packed.targets)
         return chosen, scores
 
-    def load_adapter(self, slot: int, adapter: Any) -> None:
-        """Writes what `loader.adapters.load_adapter` has made to a slot, from 1 on. Steps before it in the device's
+    def load_adapter(self, slot: int, packed: np.ndarray) -> None:
+        """Writes what `loader.adapters.pack_adapter` has made to a slot, from 1 on. Steps before it in the device's
         queue still see what was there."""
         assert 1 <= slot <= self._shapes.num_adapters, slot
-        self._pairs = self._compiler.get(LoadAdapter())(self._pairs, adapter, np.int32(slot - 1))
+        program, wanted = self._compiler.get(LoadAdapter()), self._compiler.programs.adapter
+        assert packed.shape == wanted.shape, "an adapter for another model, or for other devices"
+        self._pairs = program(self._pairs, jax.device_put(packed, wanted.sharding), np.int32(slot - 1))
 
     @property
     def part_blocks(self) -> int:
@@ -114,6 +116,9 @@ class DeviceRunner:
             if not bucket.decode:
                 self._score_prompt(bucket, computed, np.ones(bucket.tokens + 1, np.int32))
             del computed  # or it would still be there when the next one is made
+        if self._pairs is not None:
+            nothing = self._compiler.programs.adapter
+            self.load_adapter(1, np.zeros(nothing.shape, nothing.dtype))
         for count in self.staging.counts:
             staged = self._copy_out(places_to_read((), count, self._shapes.num_pages))
             self._copy_in(staged, places_to_write((), count, self._shapes.num_pages))

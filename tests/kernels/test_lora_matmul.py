@@ -8,7 +8,7 @@ import pytest
 from hex_llm.kernels.lora_matmul import reference
 from hex_llm.kernels.lora_matmul.api import lora_matmul
 from hex_llm.kernels.lora_matmul.weight import Pairs
-from hex_llm.models.adapters import whose, write_slot
+from hex_llm.models.adapters import packed_size, whose, write_slot
 
 SLOTS, SIZE = 5, 48
 
@@ -52,8 +52,8 @@ def test_what_another_slot_holds_does_not_show_not_even_where_it_overflows():
     own = whose(jnp.asarray([1, 0, 2, 1], jnp.int32), SLOTS)
     before = lora_matmul(x, pairs, own)
     most = float(np.finfo(np.float32).max)
-    other = (jnp.full((2, SIZE), most), jnp.full((8, 2), most))
-    assert not jnp.isfinite(x @ other[0].T).any(), "the case tests nothing"
+    assert not jnp.isfinite(x @ jnp.full((SIZE, 2), most)).any(), "the case tests nothing"
+    other = jnp.full((1, 2 * SIZE + 8 * 2), most)
     np.testing.assert_array_equal(lora_matmul(x, write_slot(pairs, other, jnp.int32(4)), own), before)
 
 
@@ -61,7 +61,9 @@ def test_an_adapter_is_written_to_its_slot_only():
     rng = np.random.default_rng(2)
     pairs = random_pairs(rng, jnp.float32, (8, 4), 2)
     new = tuple(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((4, SIZE), (8, 2), (4, 2)))
-    found = jax.jit(write_slot, donate_argnums=0)(jax.tree.map(jnp.copy, pairs), new, jnp.int32(1))
+    packed = jnp.concatenate([each.ravel() for each in new])[None]
+    assert packed.shape[1] == packed_size(pairs)
+    found = jax.jit(write_slot, donate_argnums=0)(jax.tree.map(jnp.copy, pairs), packed, jnp.int32(1))
     np.testing.assert_array_equal(found.down[:, 1], new[0].reshape(2, 2, SIZE))
     for whole, each in zip(found.up, new[1:], strict=True):
         np.testing.assert_array_equal(whole[:, 1], each)
