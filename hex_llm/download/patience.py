@@ -35,10 +35,11 @@ class Patience:
 
     def renew(self) -> None:
         """Something has come."""
+        self.check()
         self._since = time.monotonic()
 
     def stop(self) -> None:
-        """Has all threads end soon: `check` raises Stopped."""
+        """Has all threads end soon: whatever they call here raises Stopped."""
         self._stop.set()
 
     def check(self) -> None:
