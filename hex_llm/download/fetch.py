@@ -27,10 +27,10 @@ def open_source(reference: Reference, cache: Path | None = None) -> Source:
     """`cache` is for downloads of all kinds; without it, the hub's are where its own tools have them."""
     if isinstance(reference, OnHub):
         return HubSource(reference, HubSettings.of_environment(cache))
-    return BucketSource(reference, cache or _user_cache() / "hex_llm" / "models")
+    return BucketSource(reference, cache or user_cache() / "hex_llm" / "models")
 
 
-def _user_cache() -> Path:
+def user_cache() -> Path:
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     # The XDG rules say to take no notice of a relative path.
     return given if given.is_absolute() else Path.home() / ".cache"
