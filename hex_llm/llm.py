@@ -1,6 +1,7 @@
 """The engine without a server: prompts in, texts out."""
 
 import itertools
+import queue
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from hex_llm.build import build_engine, find_model
 from hex_llm.completion import Answer, Completion
 from hex_llm.config import Config
 from hex_llm.engine.admission import new_request
+from hex_llm.engine.carrier import AdapterLost, FromCarrier
 from hex_llm.engine.request import FinishReason, SamplingParams, TokenLogprobs
 from hex_llm.engine.sampling import shown
 from hex_llm.errors import ConfigError, NumericalError, RequestError
@@ -62,6 +64,11 @@ class LLM:
         self._numbers = itertools.count()
         self._under_way: dict[str, Answer] = {}
         self._stepping = False
+        self._inbox: queue.SimpleQueue[FromCarrier] = queue.SimpleQueue()
+
+    def hear(self, message: FromCarrier) -> None:
+        """What the engine's carrier says, from any thread."""
+        self._inbox.put(message)
 
     def default_sampling(self, **changes: Any) -> SamplingParams:
         """What the model's generation_config.json recommends, with changes."""
@@ -182,8 +189,25 @@ class LLM:
                     finished.append(output.request_id)
                     del self._under_way[output.request_id]
                     self.engine.abort(output.request_id, FinishReason.STOP)  # where it was a stop string
+            finished += self._listen()
         finally:
             self._stepping = False
+        return finished
+
+    def _listen(self) -> list[str]:
+        """Takes in what the engine's carrier has said, and waits for it where nothing else can go on; returns what was
+        finished by it: the answers whose adapter cannot be had.
+        """
+        finished = []
+        block = self.engine.is_stuck and self.engine.has_work
+        while block or not self._inbox.empty():
+            message = self._inbox.get()
+            block = False
+            ended = self.engine.hear(message)
+            if isinstance(message, AdapterLost):
+                for answer in filter(None, (self._under_way.pop(request_id, None) for request_id in ended)):
+                    answer.fail(message.message)
+                    finished.append(answer.request.id)
         return finished
 
     def _leave(self, answer: Answer) -> None:

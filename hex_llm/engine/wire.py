@@ -80,6 +80,7 @@ class Refused(msgspec.Struct, tag=True, array_like=True):
     param: str | None
     code: str | None
     expired: bool  # it waited for too long
+    status: int = 400  # HTTP's, where it is neither that nor `BLOCKS_LOST`
 
 
 class Alive(msgspec.Struct, tag=True, array_like=True):
