@@ -28,6 +28,7 @@ from hex_llm.loader.dummy import dummy
 from hex_llm.loader.model_checkpoint import open_model
 from hex_llm.loader.weights import load
 from hex_llm.models.abstract import abstract, bytes_per_device
+from hex_llm.models.adapters import Room, abstract_pairs
 from hex_llm.models.arch import Arch, Kind
 from hex_llm.models.few_bits import Quantization, in_units
 from hex_llm.models.registry import family
@@ -43,13 +44,13 @@ from hex_llm.runner.layout import Shapes
 from hex_llm.runner.memory import Memory, Needs, Share, plan_blocks
 from hex_llm.runner.pages import Staging
 from hex_llm.runner.programs import (
-    Forward,
     Program,
     Programs,
     ScorePrompt,
     all_programs,
     choosing_programs,
     copying_programs,
+    forward_programs,
 )
 from hex_llm.runner.runner import Announce, DeviceRunner
 from hex_llm.runner.xla_options import prepare_environment
@@ -171,6 +172,11 @@ def build_runner(
             f"--disagg_topo={config.disagg_topo} needs engines of one host each, and this one is on"
             f" {jax.process_count()}: the copying of blocks is not told to other hosts."
         )
+    if config.enable_lora and jax.process_count() > 1:
+        raise ConfigError(
+            f"--enable_lora needs engines of one host each, and this one is on {jax.process_count()}: adapters are not"
+            " told to other hosts."
+        )
     use_cache(config.compilation_cache, config.cache_folder)
     own = None if devices is None else [each for number, each in enumerate(jax.devices()) if number in devices]
     mesh = make_mesh(config.tensor_parallel_size, own)
@@ -194,7 +200,7 @@ def build_runner(
     # Made on the device, and at once: a GPU's compiler, which comes next, finds out there which matmul is the fastest.
     at_once = config.load_format == "dummy" and backend() == "gpu"
     weights = jax.block_until_ready(load_weights()) if at_once else None
-    programs = all_programs(buckets, compiler.programs.staging.counts)
+    programs = all_programs(buckets, compiler.programs.staging.counts, adapters=config.enable_lora)
     with compiler.warm_up(programs) if config.warmup and config.enable_jit else nullcontext():
         weights = weights or load_weights()
         report(WEIGHTS, 1.0)
@@ -244,10 +250,11 @@ def plan_memory(
     """How many KV blocks there are, which is a part of every compiled shape, and what the memory goes to."""
     params = model.abstract(mesh)
     lowered = config.cache_folder and config.cache_folder / "lowered"
+    pairs = _pairs(config, model, mesh)
 
     def compiler_for(num_pages: int) -> Compiler:
         shapes, transfers = _shapes(config, model, buckets, num_pages), config.disagg_topo is not None
-        programs = Programs(model.arch, shapes, params, _kv_dtype(config, model), mesh, transfers)
+        programs = Programs(model.arch, shapes, params, _kv_dtype(config, model), mesh, transfers, pairs)
         return Compiler(programs, folder=lowered, jit=config.enable_jit, report=partial(report, COMPILING))
 
     def fill(needs: Needs) -> int:
@@ -272,6 +279,7 @@ def plan_memory(
         temporaries=0,
         block=_bytes(one_page.kv),
         # At most: parts that are on their way out, and those copied before anybody asks. Fewer come in at a time.
+        adapters=_bytes((pairs, one_page.adapter)) if pairs is not None else 0,
         staging=2 * PARTS_IN_FLIGHT * max(_bytes(one_page.staged(n)) for n in (0, *one_page.staging.counts)),
     )
     compiler = measured = compiler_for(fill(needs))
@@ -292,11 +300,22 @@ def plan_memory(
 def _temporaries(compiler: Compiler, buckets: Buckets) -> int:
     """One program runs at a time, beside what those before it in the step have left for it and for others. Copies of
     blocks are counted elsewhere."""
-    steps = largest_programs(buckets)
+    steps = largest_programs(buckets, adapters=compiler.programs.pairs is not None)
     copies = [each for count in compiler.programs.staging.counts[-1:] for each in copying_programs(count)]
     with ThreadPoolExecutor() as pool:
         temporaries, results = zip(*pool.map(compiler.memory, [*steps, *copies]), strict=True)
     return max(temporaries) + sum(results[: len(steps)])
+
+
+def _pairs(config: Config, model: Model, mesh: jax.sharding.Mesh) -> Any:
+    """What the devices keep of adapters, with shapes in place of arrays; None where there are to be none."""
+    if not config.enable_lora:
+        return None
+    return abstract_pairs(family(model.arch).weights, model.arch, mesh, model.dtype, adapter_room(config))
+
+
+def adapter_room(config: Config) -> Room:
+    return Room(config.max_num_mem_cached_lora, config.max_lora_rank)
 
 
 def _weights(
@@ -371,12 +390,13 @@ def make_buckets(config: Config, model: Model, mesh: jax.sharding.Mesh) -> Bucke
     )
 
 
-def largest_programs(buckets: Buckets) -> list[Program]:
+def largest_programs(buckets: Buckets, *, adapters: bool = False) -> list[Program]:
     """The programs that take the most memory."""
     largest = buckets.largest()
     rows = max(bucket.rows for bucket in largest)
     tokens = max(bucket.tokens for bucket in largest if not bucket.decode)
-    return [*map(Forward, largest), *choosing_programs(rows, buckets.variants), ScorePrompt(tokens)]
+    forward = [each for bucket in largest for each in forward_programs(bucket, adapters=adapters)]
+    return [*forward, *choosing_programs(rows, buckets.variants), ScorePrompt(tokens)]
 
 
 def _shapes(config: Config, model: Model, buckets: Buckets, num_pages: int) -> Shapes:
@@ -392,6 +412,7 @@ def _shapes(config: Config, model: Model, buckets: Buckets, num_pages: int) -> S
         mixed_tokens=largest_mixed if config.enable_chunked_prefill else 0,
         max_model_len=model.max_model_len,
         vocab_size=model.arch.vocab_size,
+        num_adapters=config.max_num_mem_cached_lora if config.enable_lora else 0,
         has_long=model.arch.rope_switch is not None,
     )
 

@@ -19,7 +19,7 @@ from hex_llm.topology import Role, Topology
 _model = partial(flag, "Model")
 _engine = partial(flag, "Inference engine")
 _memory = partial(flag, "Memory")
-_lora = partial(flag, "Dynamic LoRA", needs="LoRA adapters")
+_lora = partial(flag, "Dynamic LoRA")
 _SERVER_GROUPS = ("Server", "Limits of the server")
 _server, _limit = (partial(flag, group) for group in _SERVER_GROUPS)
 
