@@ -17,18 +17,21 @@ import jax.numpy as jnp
 
 from hex_llm.catalog.entry import Entry, config_of
 from hex_llm.config import DEFAULT_DECODE_PADDING, Config
+from hex_llm.engine.carrier import FromCarrier
 from hex_llm.engine.engine import Engine
 from hex_llm.engine.handover import PARTS_IN_FLIGHT, Porter
 from hex_llm.engine.limits import Limits, most_blocks
 from hex_llm.errors import ConfigError
 from hex_llm.kernels.window import Window
+from hex_llm.loader.adapters import pack_adapter
 from hex_llm.loader.config_json import ModelConfig, parse_config, read_config
 from hex_llm.loader.contents import check_checkpoint
 from hex_llm.loader.dummy import dummy
 from hex_llm.loader.model_checkpoint import open_model
 from hex_llm.loader.weights import load
+from hex_llm.lora.open_store import open_store
 from hex_llm.models.abstract import abstract, bytes_per_device
-from hex_llm.models.adapters import Room, abstract_pairs
+from hex_llm.models.adapters import Room, abstract_pairs, adaptable
 from hex_llm.models.arch import Arch, Kind
 from hex_llm.models.few_bits import Quantization, in_units
 from hex_llm.models.registry import family
@@ -36,6 +39,7 @@ from hex_llm.parallel.backend import backend
 from hex_llm.parallel.hosts import least_of_hosts
 from hex_llm.parallel.mesh import make_mesh
 from hex_llm.quantization.online import online
+from hex_llm.runner.adapter_carrier import AdapterCarrier
 from hex_llm.runner.buckets import SEPARATE, TOGETHER, Buckets
 from hex_llm.runner.cache_folder import use_cache
 from hex_llm.runner.compiler import Compiler, DoesNotFit
@@ -70,6 +74,8 @@ PLANNING = "planning memory"
 WEIGHTS = "loading weights"
 KV_CACHE = "allocating the KV cache"
 COMPILING = "compiling"
+
+ADAPTERS_ON_THEIR_WAY = 4  # in the host's memory at the most, where none are kept beside
 
 # Tokens of a step with prompts, where no flag says: enough to fill a device, few enough to answer others in between.
 CHUNKED_STEP_TOKENS = 2048
@@ -148,14 +154,30 @@ def build_engine(
     announce: Announce | None = None,
     make_porter: Callable[[Staging], Porter] | None = None,
     devices: Sequence[int] | None = None,
+    hear: Callable[[FromCarrier], None] | None = None,
 ) -> Engine:
     """Where there are other hosts, `announce` tells them of every step; where there are other engines that requests are
     handed over to or taken over from, `make_porter` makes what carries them. `devices` are the engine's, by number, of
-    all that this process sees; without them, it has the first ones.
+    all that this process sees; without them, it has the first ones. `hear` passes what brings adapters says on to the
+    engine, from any thread; where nobody does, there are none.
     """
     runner, limits = build_runner(config, model, report, announce, devices)
     porter = make_porter(runner.staging) if make_porter is not None else None
-    return Engine(runner, limits, max_in_flight=1 if config.async_scheduling else 0, porter=porter)
+    carrier = _carrier(config, model, hear) if config.enable_lora and hear is not None else None
+    in_flight = 1 if config.async_scheduling else 0
+    return Engine(runner, limits, max_in_flight=in_flight, porter=porter, carrier=carrier)
+
+
+def _carrier(config: Config, model: Model, hear: Callable[[FromCarrier], None]) -> AdapterCarrier:
+    weights, room = family(model.arch).weights, adapter_room(config)
+    pack = partial(pack_adapter, weights, model.arch, config.tensor_parallel_size, model.dtype, room)
+    kept = 2 * room.slots if config.enable_lora_cache else ADAPTERS_ON_THEIR_WAY
+    return AdapterCarrier(open_store(config), adapters_of(model), room.rank, pack, hear, kept=kept)
+
+
+def adapters_of(model: Model) -> dict[str, tuple[int, int]]:
+    """The modules that adapters can change, with the numbers that go in and come out of each."""
+    return adaptable(family(model.arch).weights, model.arch)
 
 
 def build_runner(
@@ -451,6 +473,7 @@ def _limits(config: Config, model: Model, num_pages: int) -> Limits:
         prefix_unit=config.prefill_len_padding,
         reach=_reach(model),
         rope_switch=model.arch.rope_switch,
+        num_adapters=config.max_num_mem_cached_lora if config.enable_lora else 0,
     )
 
 

@@ -60,7 +60,7 @@ class LLM:
         tokenizer, model_folder = text_folders(self.config)
         self.tokenizer = Tokenizer.load(tokenizer, mode=self.config.tokenizer_mode, model_folder=model_folder)
         self.tokenizer.check_embedding(found.arch.vocab_size)
-        self.engine = build_engine(self.config, found)
+        self.engine = build_engine(self.config, found, hear=self.hear)
         self._numbers = itertools.count()
         self._under_way: dict[str, Answer] = {}
         self._stepping = False

@@ -37,8 +37,9 @@ class Wanted:
     most_bytes: int | None = None
 
     def chosen(self, names: Iterable[str]) -> list[str]:
-        """Those among a source's files that are wanted in any case."""
-        return sorted(name for name in names if any(fnmatchcase(name, pattern) for pattern in self.patterns))
+        """Those among a source's files that are wanted in any case. What lies in a folder below is another's."""
+        own = (name for name in names if "/" not in name)
+        return sorted(name for name in own if any(fnmatchcase(name, pattern) for pattern in self.patterns))
 
     def chosen_weights(self, names: Iterable[str], folder: Path, source: str) -> list[str]:
         """The files with the weights; `folder` has the index, where there is one."""

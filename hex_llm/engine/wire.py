@@ -50,6 +50,7 @@ class Found(msgspec.Struct, tag=True, array_like=True):
 
     max_model_len: int
     vocab_size: int
+    modules: dict[str, tuple[int, int]] = {}  # that adapters can change, with what goes in and comes out
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True):

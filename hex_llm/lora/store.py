@@ -138,14 +138,16 @@ class Store:
                 if fetched := self._take(identity, self._disk.hold):
                     return fetched
         found = self.identify(source)
+        _check_same(source, identity, found)
         if isinstance(place, Path):
-            fetched = Fetched(found, place, lambda: None)
-        else:
-            with self._errors(place):
-                fetched = self._get(place)
-        if fetched.identity != (identity or fetched.identity):
+            return Fetched(found, place, lambda: None)
+        with self._errors(place):
+            fetched = self._get(place)
+        try:
+            _check_same(source, identity, fetched.identity)
+        except AdapterUnavailable:
             fetched.close()
-            raise AdapterUnavailable(f"{source} has become another adapter in the meantime. Ask again.")
+            raise
         return fetched
 
     def refuse(self, identity: str, error: AdapterError) -> None:
@@ -272,6 +274,11 @@ class Store:
             told = error if isinstance(error, AdapterError) else _told(error, place)
             self._failures.remember(str(place), told)
             raise told from None
+
+
+def _check_same(source: str, wanted: str | None, found: str) -> None:
+    if wanted not in (None, found):
+        raise AdapterUnavailable(f"{source} has become another adapter in the meantime. Ask again.")
 
 
 def _told(error: DownloadError | ConfigError | OSError, place: Reference) -> RequestError | ServerError:

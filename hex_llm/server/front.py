@@ -141,9 +141,9 @@ class _Front:
 
     async def _get_ready(self, url: str) -> None:
         config, server = self._config, self._server
-        found = await self._router.found
-        # Here too: the engine may be on another machine.
+        # Here too: the engine may be on another machine. And first: what cannot be had is told before it has JAX.
         folder, model = await in_background(lambda: text_folders(config))
+        found = await self._router.found
         tokenizer = asyncio.to_thread(Tokenizer.load, folder, mode=config.tokenizer_mode, model_folder=model)
         text = TextClient.start(_text_settings(config, found, folder, model))
         server.tokenizer, server.text = await asyncio.gather(tokenizer, text)

@@ -38,7 +38,7 @@ class Server:
         self.config = config
         self.engine = engine
         self.keys = keys
-        self.names = _names(config)
+        self.names = config.served_names
         self.roles = tuple(config.role(index) for index in range(config.num_engines))
         self.metrics = Metrics(self.names[0], self.roles)
         engine.on_step = self.metrics.count_step
@@ -106,8 +106,3 @@ class Server:
             "engine_last_step_age_seconds": ("Since the engine was last heard of.", silent),
             "event_loop_lag_seconds": ("How late this process last was.", self.loop_lag),
         }
-
-
-def _names(config: Config) -> tuple[str, ...]:
-    given = config.served_model_name or config.model or "hex-mini"
-    return tuple(name.strip() for name in given.split(",")) if config.served_model_name else (given,)

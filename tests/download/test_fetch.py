@@ -12,7 +12,7 @@ from hex_llm.download.reference import InBucket, OnHub
 from hex_llm.download.wanted import ADAPTER, MODEL, TEXT
 from hex_llm.errors import CheckpointError, DownloadError, NoSpace
 from tests.download.servers import running_emulator
-from tests.download.stand_in import TOKEN
+from tests.download.stand_in import COMMIT, TOKEN
 
 WEIGHTS = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}
 SMALL = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
@@ -68,6 +68,45 @@ def test_too_small_a_disk_is_known_before_the_first_byte(source, stand_in, no_ro
     assert not any("-of-00002" in path for path in asked)
 
 
+def test_files_of_folders_below_are_not_the_models(source, stand_in, model):
+    own = str(source).split("/")[-1]
+    (folder,) = (path for path in stand_in.root.glob(f"*/*/{own}") if path.is_dir())
+    (folder / "tokenizer").mkdir()
+    (folder / "tokenizer" / "tokenizer.json").write_text("another")
+    (folder / "model").mkdir()
+    (folder / "model" / "model.safetensors").write_text("another")
+    assert names(fetch(source, MODEL, timeout_s=5)) == SMALL | INDEX | WEIGHTS
+
+
+def test_names_that_lead_elsewhere_are_no_files(stand_in, tmp_path):
+    name = "tokenizer_/../../../x.json"
+    siblings = [{"rfilename": each, "size": 2, "blobId": "0" * 40} for each in (name, "/etc/tokenizer.json", "..")]
+    listing = json.dumps({"sha": COMMIT, "siblings": siblings})
+    stand_in.set_faults({"match": f"/api/models/test/{tmp_path.name}", "body": listing})
+    source = HubSource(OnHub(f"test/{tmp_path.name}"), HubSettings(stand_in.url, tmp_path / "cache", None, False))
+    assert names(fetch(source, TEXT, timeout_s=5)) == set()
+    assert not stand_in.asked_for(f"{tmp_path.name}/resolve")
+
+
+def test_what_is_there_is_only_read(source, stand_in):
+    """A cache may be on a disk that cannot be written to."""
+    folder = fetch(source, MODEL, timeout_s=5)
+    before = written(source.store.folder)
+    assert fetch(source, MODEL, timeout_s=5) == folder
+    assert written(source.store.folder) == before
+
+
+def written(folder):
+    return {path: (path.lstat().st_ino, path.lstat().st_mtime_ns) for path in [folder, *folder.rglob("*")]}
+
+
+def test_a_cache_that_cannot_be_written_to_is_told(source, stand_in):
+    source.store.folder.parent.mkdir(parents=True)
+    source.store.folder.write_text("a file")
+    with pytest.raises(DownloadError, match=rf"{source.store.folder}.* cannot be written to"):
+        fetch(source, TEXT, timeout_s=5)
+
+
 def test_no_model_is_said_so(stand_in, tmp_path):
     def refusal(error, *files, wanted=MODEL):
         folder = stand_in.hub(f"test/{tmp_path.name}-{len(files)}-{files[-1]}")
@@ -100,11 +139,16 @@ def test_an_index_that_names_other_files_is_refused(stand_in, tmp_path):
             fetch(source, MODEL, timeout_s=5)
 
 
-def test_an_adapter_comes_with_its_two_files_and_not_larger_than_allowed(stand_in, tmp_path):
-    folder = stand_in.bucket(f"adapters/{tmp_path.name}")
+@pytest.mark.parametrize("kind", ["hub", "bucket"])
+def test_an_adapter_comes_with_its_two_files_and_not_larger_than_allowed(kind, stand_in, tmp_path):
+    where = f"adapters/{tmp_path.name}"
+    folder = stand_in.hub(where) if kind == "hub" else stand_in.bucket(where)
     for name in ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "optimizer.pt"):
         (folder / name).write_text(name)
-    adapter = BucketSource(InBucket("adapters", tmp_path.name), tmp_path)
+    if kind == "hub":
+        adapter = HubSource(OnHub(where), HubSettings(stand_in.url, tmp_path, None, False))
+    else:
+        adapter = BucketSource(InBucket("adapters", tmp_path.name), tmp_path)
     assert names(fetch(adapter, ADAPTER, timeout_s=5)) == {"adapter_config.json", "adapter_model.safetensors"}
     (folder / "adapter_model.safetensors").write_bytes(bytes(2**20))
     with pytest.raises(DownloadError, match=r"has 1\.05 MB, and at most 1\.00 MB are downloaded"):
@@ -133,6 +177,25 @@ def test_a_real_emulator_of_cloud_storage(model, tmp_path, monkeypatch):
     assert caught.value.status == 404
     assert names(folder) == SMALL | INDEX | WEIGHTS
     assert same(folder, model)
+
+
+def test_an_address_may_have_a_path(stand_in, tmp_path):
+    folder = stand_in.hub(f"test/private-{tmp_path.name}")
+    (folder / "tokenizer.json").write_text("x" * 200_000)
+    mirror = HubSettings(f"{stand_in.url}/mirror", tmp_path, TOKEN, False)
+    assert names(fetch(HubSource(OnHub(f"test/{folder.name}"), mirror), TEXT, timeout_s=5)) == {"tokenizer.json"}
+
+
+def test_who_may_see_a_list_and_not_the_files_is_told(stand_in, tmp_path):
+    folder = stand_in.hub(f"test/gated-{tmp_path.name}")
+    (folder / "config.json").write_text("{}")
+    source = HubSource(OnHub(f"test/{folder.name}"), HubSettings(stand_in.url, tmp_path, None, False))
+    with pytest.raises(DownloadError) as caught:
+        fetch(source, TEXT, timeout_s=5)
+    assert str(caught.value) == (
+        f"test/{folder.name}/config.json: {stand_in.url} answers 403 (Access to model test/{folder.name} is"
+        " restricted). It does not exist, or is not for everybody: HF_TOKEN may be needed."
+    )
 
 
 def test_a_token_goes_to_the_hub_and_no_further(stand_in, tmp_path, model):

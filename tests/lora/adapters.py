@@ -31,18 +31,22 @@ Q0 = "model.layers.0.self_attn.q_proj"
 
 
 def peft_config(**fields: Any) -> dict[str, Any]:
-    """With all that PEFT 0.17 writes of a plain LoRA."""
+    """With all that PEFT 0.21 writes of a plain LoRA."""
     return {
+        "alora_invocation_tokens": None,
         "alpha_pattern": {},
+        "arrow_config": None,
         "auto_mapping": None,
         "base_model_name_or_path": "somebody/base",
         "bias": "none",
         "corda_config": None,
+        "ensure_weight_tying": False,
         "eva_config": None,
         "exclude_modules": None,
         "fan_in_fan_out": False,
         "inference_mode": True,
         "init_lora_weights": True,
+        "kasa_config": None,
         "layer_replication": None,
         "layers_pattern": None,
         "layers_to_transform": None,
@@ -50,10 +54,13 @@ def peft_config(**fields: Any) -> dict[str, Any]:
         "lora_alpha": 8,
         "lora_bias": False,
         "lora_dropout": 0.05,
+        "lora_ga_config": None,
         "megatron_config": None,
         "megatron_core": "megatron.core",
         "modules_to_save": None,
+        "monteclora_config": None,
         "peft_type": "LORA",
+        "peft_version": "0.21.2",
         "qalora_group_size": 16,
         "r": 4,
         "rank_pattern": {},
@@ -62,9 +69,11 @@ def peft_config(**fields: Any) -> dict[str, Any]:
         "target_parameters": None,
         "task_type": "CAUSAL_LM",
         "trainable_token_indices": None,
+        "use_bdlora": None,
         "use_dora": False,
         "use_qalora": False,
         "use_rslora": False,
+        "velora_config": None,
         **fields,
     }
 

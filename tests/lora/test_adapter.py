@@ -122,8 +122,8 @@ def test_weights_may_not_have_every_name(name):
 
 
 def test_fields_of_old_and_new_versions_that_change_nothing_are_no_reason_to_refuse(tmp_path):
-    more = {"peft_version": "0.19.0", "merge_weights": False, "enable_lora": None, "init_lora_weights": "gaussian"}
-    more |= {"eva_config": {"rho": 2.0}, "layers_to_transform": [0], "arrow_config": None, "kasa_config": None}
+    more = {"merge_weights": False, "enable_lora": None, "init_lora_weights": "gaussian", "ensure_weight_tying": True}
+    more |= {"eva_config": {"rho": 2.0}, "layers_to_transform": [0], "qalora_group_size": 32}
     write_adapter(tmp_path, peft_config(**more), tensors_of(random_pairs(Q0)))
     assert set(read(tmp_path)) == {Q0}
 

@@ -393,6 +393,7 @@ def test_with_an_identity_what_is_here_is_not_asked_for_and_nothing_else_is_take
     shutil.rmtree(tmp_path / "cache" / identity)
     with pytest.raises(AdapterUnavailable, match="has become another adapter"):
         store.fetch(source, identity)
+    assert len(asked(stand_in, made, lists=False)) == 2
 
 
 def test_what_is_replaced_between_the_question_and_the_download_is_asked_for_again(place, tmp_path):
@@ -401,6 +402,8 @@ def test_what_is_replaced_between_the_question_and_the_download_is_asked_for_aga
     before = store.identify(source)
     replace(made, seed=1)
     if source.startswith("gs://"):
+        with pytest.raises(AdapterUnavailable, match="has become another adapter"):
+            store.fetch(source, before)
         fetched = store.fetch(source)
         assert fetched.identity != before
         assert same(fetched.folder, made)
