@@ -47,9 +47,9 @@ class ManyDevices:
         self._ask("logits", str(folder), num_devices, str(self._out))
         return np.load(self._out)
 
-    def adapted_logits(self, folder: Path, num_devices: int, adapters: Sequence[Path], slot: int) -> np.ndarray:
+    def adapted_logits(self, folder: Path, num_devices: int, adapters: Sequence[Path], slots: list[int]) -> np.ndarray:
         """As `test_adapters.adapted_logits`."""
-        self._ask("adapted_logits", str(folder), num_devices, [str(each) for each in adapters], slot, str(self._out))
+        self._ask("adapted_logits", str(folder), num_devices, [str(each) for each in adapters], slots, str(self._out))
         return np.load(self._out)
 
     def greedy(
@@ -93,10 +93,10 @@ def _logits(folder: str, num_devices: int, out: str) -> None:
     np.save(out, logits_of(*load_model(Path(folder), num_devices=num_devices)))
 
 
-def _adapted_logits(folder: str, num_devices: int, adapters: list[str], slot: int, out: str) -> None:
+def _adapted_logits(folder: str, num_devices: int, adapters: list[str], slots: list[int], out: str) -> None:
     from tests.parity.test_adapters import adapted_logits
 
-    np.save(out, adapted_logits(Path(folder), [Path(each) for each in adapters], slot, num_devices=num_devices))
+    np.save(out, adapted_logits(Path(folder), [Path(each) for each in adapters], slots, num_devices=num_devices))
 
 
 def _greedy(
