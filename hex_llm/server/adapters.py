@@ -93,16 +93,16 @@ class Adapters:
             if not self._room.is_set():
                 await self._room.wait()  # who leaves meanwhile leaves nothing behind
                 continue
-            self._start(self._loading, source, partial(self._read, source)).add_done_callback(self._loaded)
+            self._start(self._loading, source, partial(self._read, source)).add_done_callback(
+                partial(self._loaded, source)
+            )
             if len(self._loading) == AT_A_TIME:
                 self._room.clear()
         try:
-            identity = await asyncio.shield(self._loading[source])
+            return await asyncio.shield(self._loading[source])
         except (RequestError, ServerError):
             self._failures.count(caller)
             raise
-        self._remember(source, identity)
-        return identity
 
     def _read(self, source: str) -> str:
         """In a thread of its own."""
@@ -122,11 +122,15 @@ class Adapters:
         task.add_done_callback(lambda _: tasks.pop(source))
         return task
 
-    def _loaded(self, task: asyncio.Task[str]) -> None:
+    def _loaded(self, source: str, task: asyncio.Task[str]) -> None:
         self._room.set()
-        if not task.cancelled():
-            error = task.exception()  # so that it counts as heard, even where nobody is left to hear it
-            self._count(getattr(error, "code", "internal_error") if error else "loaded")
+        if task.cancelled():  # the server ends
+            return
+        if error := task.exception():  # which counts as heard now, even where nobody is left to hear it
+            self._count(getattr(error, "code", "internal_error"))
+        else:
+            self._remember(source, task.result())
+            self._count("loaded")
 
     def _remember(self, source: str, identity: str) -> None:
         self._known[source] = identity, time.monotonic() + self._fresh_s

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from hex_llm.config import Config
@@ -17,7 +18,7 @@ from hex_llm.server.adapters import AT_A_TIME, Adapters
 from hex_llm.server.docs import describe_api
 from tests.checkpoints import write_llama
 from tests.engine.fakes import alone
-from tests.lora.adapters import MODULES, write_good
+from tests.lora.adapters import MODULES, Q0, peft_config, random_pairs, tensors_of, write_adapter, write_good
 from tests.server.in_process import Serving, WatchedStore, serving
 from tests.server.serving import wait_until
 
@@ -38,18 +39,21 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Shelf:
-    """Folders with adapters, all of which a store takes: `good`, `other` and `bad` have names as well."""
+    """Folders with adapters, all of which a store takes: `good` and `other` have names as well."""
 
     def __init__(self, folder: Path):
         self.good, self.other = (str(write_good(folder / name, seed)) for seed, name in enumerate(("good", "other")))
         self.bad = str(write_good(folder / "bad", rank=32))
+        tensors = tensors_of(random_pairs(Q0))
+        next(iter(tensors.values()))[0, 0] = np.nan
+        self.nan = str(write_adapter(folder / "nan", peft_config(), tensors))
         self.many = [str(folder / f"many-{number}") for number in range(3 * AT_A_TIME)]
         for each in self.many:
             shutil.copytree(self.good, each)
         self.missing = str(folder / "missing")
         self.named = f"good={self.good},other={self.other}"
         self.store = WatchedStore(
-            folder / "store", ["gs://bucket/"], [self.good, self.other, self.bad, self.missing, *self.many]
+            folder / "store", ["gs://bucket/"], [self.good, self.other, self.bad, self.nan, self.missing, *self.many]
         )
 
 
@@ -162,6 +166,7 @@ def test_errors_say_whose_fault_it_is(server: Serving, shelf: Shelf, path: str) 
     }
     for source, status, code, says in (
         (shelf.bad, 400, "adapter_invalid", "16"),
+        (shelf.nan, 400, "adapter_invalid", "NaN"),
         ("gs://others/x", 403, "adapter_not_allowed", "'gs://others/x'"),
         ("../../etc", 403, "adapter_not_allowed", "'../../etc'"),
         ("gs://bucket/\0", 403, "adapter_not_allowed", "\\x00"),
@@ -172,10 +177,10 @@ def test_errors_say_whose_fault_it_is(server: Serving, shelf: Shelf, path: str) 
         error = refusal(server, path, BODIES[path] | {"dynamic-lora": source}, status)
         assert (error["code"], says in error["message"]) == (code, True), error
     told = server.metrics()
-    assert told[f'requests_total{{outcome="rejected",route="{path}"}}'] == 6
+    assert told[f'requests_total{{outcome="rejected",route="{path}"}}'] == 7
     assert told[f'requests_total{{outcome="failed",route="{path}"}}'] == 1
     assert told['lora_loads_total{result="adapter_not_allowed"}'] == 3
-    assert told['lora_loads_total{result="adapter_invalid"}'] == 1
+    assert told['lora_loads_total{result="adapter_invalid"}'] == 2
 
 
 def test_of_several_instances_the_bad_one_is_told(server: Serving, shelf: Shelf) -> None:
