@@ -24,6 +24,7 @@ from hex_llm.errors import (
 )
 from tests.checkpoints import write_llama
 from tests.engine.fake_carrier import FakeCarrier
+from tests.engine.fakes import FakeRunner
 from tests.runner.engines import SMALL
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
@@ -215,10 +216,9 @@ def test_what_a_step_fails_with_is_passed_on_and_later_calls_say_that_the_engine
 
 @pytest.fixture
 def adapted(llm, monkeypatch):
-    """All that is asked of it names an adapter, which only its carrier misses: the runner knows of none."""
-    runner, limits = llm.engine._runner, replace(llm.engine.limits, num_adapters=1)
-    monkeypatch.setattr(runner, "load_adapter", lambda slot, staged: None, raising=False)
-    monkeypatch.setattr(llm, "engine", Engine(runner, limits, carrier=FakeCarrier()))
+    """All that is asked of it names an adapter, and its runner has no model."""
+    limits = replace(llm.engine.limits, num_adapters=1)
+    monkeypatch.setattr(llm, "engine", Engine(FakeRunner(limits), limits, carrier=FakeCarrier()))
     named = partial(new_request, adapter="a", adapter_source="gs://adapters/a")
     monkeypatch.setattr("hex_llm.llm.new_request", named)
     return llm
@@ -234,7 +234,7 @@ def test_a_call_waits_for_an_adapter_without_looking_again_and_again(llm, adapte
     monkeypatch.setattr(llm.engine, "step", counted)
     timer = threading.Timer(0.2, llm.hear, [AdapterHere("a", "a")])
     timer.start()
-    (result,) = llm.generate("hello", GREEDY, progress=False)
+    (result,) = llm.generate("hello", SamplingParams(max_tokens=16, ignore_eos=True), progress=False)
     timer.join()
     assert len(result.outputs[0].token_ids) == 16
     assert len(steps) < 30

@@ -63,22 +63,17 @@ def fetch_listed(source: Source, listing: Listing, wanted: Wanted, *, timeout_s:
     wanted.check(listing.files, str(source))
     folder, patience = source.store.snapshot(listing.version), Patience(timeout_s)
     names = wanted.chosen(listing.files)
-    _get(source, listing, names, wanted, patience, report)
+    _get(source, listing, names, patience, report)
     weights = wanted.chosen_weights(listing.files, folder, str(source))
-    _get(source, listing, [*names, *weights], wanted, patience, report)
+    _get(source, listing, [*names, *weights], patience, report)
     if listing.ref is not None:
         source.store.remember(listing.ref, listing.version)
     return folder
 
 
-def _get(
-    source: Source, listing: Listing, names: Sequence[str], wanted: Wanted, patience: Patience, report: Report
-) -> None:
+def _get(source: Source, listing: Listing, names: Sequence[str], patience: Patience, report: Report) -> None:
     """Has files be there, under their names."""
     files, store, version = [listing.files[name] for name in names], source.store, listing.version
-    total = sum(file.size for file in files)
-    if wanted.most_bytes is not None and total > wanted.most_bytes:
-        raise DownloadError(f"{source} has {size(total)}, and at most {size(wanted.most_bytes)} are downloaded.")
     if files and all(store.is_named(version, file) for file in files):  # on a disk that is only read, perhaps
         return
     with store.lock(report):

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 
 from hex_llm.errors import AdapterError, CheckpointError
@@ -25,6 +26,7 @@ type Modules = Mapping[str, tuple[int, int]]
 
 _LONGEST_HEADER = 8 * 2**20
 _LONGEST_MESSAGE = 500
+_LARGEST = float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 
 
@@ -40,8 +42,8 @@ class Pair:
         a, b = _values(self.a), _values(self.b)
         with np.errstate(over="ignore", invalid="ignore"):
             b *= np.float32(self.scaling)
-        if not np.isfinite(b).all():
-            raise AdapterError(f"{_shown(self.b.name)} times its scaling of {self.scaling:g} is beyond float32.")
+        if not _usable(b):
+            raise AdapterError(f"{_shown(self.b.name)} times its scaling of {self.scaling:g} is beyond bfloat16.")
         return a, b
 
 
@@ -136,9 +138,14 @@ def _values(tensor: LazyTensor) -> np.ndarray:
     if len(content) != num_bytes:
         raise AdapterError(f"{tensor.path.name} was cut short after it was checked.")
     values = np.frombuffer(content, tensor.dtype).reshape(tensor.shape).astype(np.float32)
-    if not np.isfinite(values).all():
+    if not _usable(values):
         raise AdapterError(f"{_shown(tensor.name)} holds NaN or infinity.")
     return values
+
+
+def _usable(values: np.ndarray) -> bool:
+    """Whether all are numbers, also once they are rounded to bfloat16: a 0 times infinity would be everybody's."""
+    return bool(np.abs(values).max(initial=0.0) <= _LARGEST)
 
 
 def _shown(name: str) -> str:

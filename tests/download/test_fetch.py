@@ -1,6 +1,5 @@
 """What is downloaded, what is not, and what is refused."""
 
-import dataclasses
 import json
 
 import pytest
@@ -9,7 +8,7 @@ from hex_llm.download.cloud_storage import BucketSource
 from hex_llm.download.fetch import fetch
 from hex_llm.download.hub import HubSettings, HubSource
 from hex_llm.download.reference import InBucket, OnHub
-from hex_llm.download.wanted import ADAPTER, MODEL, TEXT
+from hex_llm.download.wanted import MODEL, TEXT
 from hex_llm.errors import CheckpointError, DownloadError, NoSpace
 from tests.download.servers import running_emulator
 from tests.download.stand_in import COMMIT, TOKEN
@@ -108,13 +107,13 @@ def test_a_cache_that_cannot_be_written_to_is_told(source, stand_in):
 
 
 def test_no_model_is_said_so(stand_in, tmp_path):
-    def refusal(error, *files, wanted=MODEL):
+    def refusal(error, *files):
         folder = stand_in.hub(f"test/{tmp_path.name}-{len(files)}-{files[-1]}")
         for name in files:
             (folder / name).write_text("{}")
         source = HubSource(OnHub(f"test/{folder.name}"), HubSettings(stand_in.url, tmp_path, None, False))
         with pytest.raises(error) as caught:
-            fetch(source, wanted, timeout_s=5)
+            fetch(source, MODEL, timeout_s=5)
         return str(caught.value)
 
     assert "has no config.json." in refusal(CheckpointError, "model.safetensors")
@@ -122,7 +121,6 @@ def test_no_model_is_said_so(stand_in, tmp_path):
         CheckpointError, "config.json", "a.bin"
     )
     assert "weight_map is missing" in refusal(CheckpointError, "config.json", "model.safetensors.index.json")
-    assert "has no adapter_config.json" in refusal(CheckpointError, "adapter_model.safetensors", wanted=ADAPTER)
 
 
 def test_an_index_that_names_other_files_is_refused(stand_in, tmp_path):
@@ -137,22 +135,6 @@ def test_an_index_that_names_other_files_is_refused(stand_in, tmp_path):
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": file}}))
         with pytest.raises(CheckpointError, match=words):
             fetch(source, MODEL, timeout_s=5)
-
-
-@pytest.mark.parametrize("kind", ["hub", "bucket"])
-def test_an_adapter_comes_with_its_two_files_and_not_larger_than_allowed(kind, stand_in, tmp_path):
-    where = f"adapters/{tmp_path.name}"
-    folder = stand_in.hub(where) if kind == "hub" else stand_in.bucket(where)
-    for name in ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "optimizer.pt"):
-        (folder / name).write_text(name)
-    if kind == "hub":
-        adapter = HubSource(OnHub(where), HubSettings(stand_in.url, tmp_path, None, False))
-    else:
-        adapter = BucketSource(InBucket("adapters", tmp_path.name), tmp_path)
-    assert names(fetch(adapter, ADAPTER, timeout_s=5)) == {"adapter_config.json", "adapter_model.safetensors"}
-    (folder / "adapter_model.safetensors").write_bytes(bytes(2**20))
-    with pytest.raises(DownloadError, match=r"has 1\.05 MB, and at most 1\.00 MB are downloaded"):
-        fetch(adapter, dataclasses.replace(ADAPTER, most_bytes=10**6), timeout_s=5)
 
 
 def test_an_object_that_changes_is_another_version(stand_in, model, tmp_path):

@@ -143,7 +143,7 @@ def test_fields_of_old_and_new_versions_that_change_nothing_are_no_reason_to_ref
         ({"lora_alpha": -1}, "lora_alpha is -1, not a finite number above 0"),
         ({"lora_alpha": "8"}, "lora_alpha is '8', not a number"),
         ({"lora_alpha": None}, "lora_alpha is missing"),
-        ({"lora_alpha": 1e300}, f"{Q0}.lora_B.weight times its scaling of 2.5e+299 is beyond float32"),
+        ({"lora_alpha": 1e300}, f"{Q0}.lora_B.weight times its scaling of 2.5e+299 is beyond bfloat16"),
         ({"use_rslora": "yes"}, "use_rslora is 'yes', not true or false"),
         ({"rank_pattern": {"q_proj": 9}}, "rank_pattern.q_proj is 9, not a number from 1 to 8"),
         ({"rank_pattern": {"q_proj": 0}}, "rank_pattern.q_proj is 0, not a number from 1 to 8"),
