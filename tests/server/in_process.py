@@ -81,7 +81,7 @@ class WordsAsNumbers:
         return [8, 9, 10]
 
 
-class Serving:
+class Front:
     """What a test sees of it."""
 
     def __init__(self, config: Config, tokenizer: Path, store: WatchedStore, keys: Sequence[str]):
@@ -152,8 +152,8 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(config: Config, tokenizer: Path, store: WatchedStore, keys: Sequence[str] = ()) -> Iterator[Serving]:
-    server = Serving(config, tokenizer, store, keys)
+def running_front(config: Config, tokenizer: Path, store: WatchedStore, keys: Sequence[str] = ()) -> Iterator[Front]:
+    server = Front(config, tokenizer, store, keys)
     try:
         yield server
     finally:

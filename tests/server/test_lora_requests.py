@@ -19,7 +19,7 @@ from hex_llm.server.docs import describe_api
 from tests.checkpoints import write_llama
 from tests.engine.fakes import alone
 from tests.lora.adapters import MODULES, Q0, peft_config, random_pairs, tensors_of, write_adapter, write_good
-from tests.server.in_process import Serving, WatchedStore, serving
+from tests.server.in_process import Front, WatchedStore, running_front
 from tests.server.serving import wait_until
 
 KEYS = ("dynamic-lora", "dynamic_lora", "lora_id", "lora_path")
@@ -63,19 +63,19 @@ def shelf(tmp_path: Path) -> Shelf:
 
 
 @pytest.fixture
-def server(shelf: Shelf, tokenizer: Path) -> Iterator[Serving]:
+def server(shelf: Shelf, tokenizer: Path) -> Iterator[Front]:
     config = Config(enable_lora=True, lora_modules=shelf.named, max_num_mem_cached_lora=3, served_model_name="base,b")
-    with serving(config, tokenizer, shelf.store, ["a-key", "another-key"]) as running:
+    with running_front(config, tokenizer, shelf.store, ["a-key", "another-key"]) as running:
         yield running
 
 
-def answer(server: Serving, path: str, body: dict[str, Any]) -> dict[str, Any]:
+def answer(server: Front, path: str, body: dict[str, Any]) -> dict[str, Any]:
     response = server.post(path, body)
     assert response.status_code == 200, response.text
     return response.json()
 
 
-def refusal(server: Serving, path: str, body: dict[str, Any], status: int, *, key: str | None = None) -> dict[str, Any]:
+def refusal(server: Front, path: str, body: dict[str, Any], status: int, *, key: str | None = None) -> dict[str, Any]:
     """What the client is told; the engine hears nothing."""
     before = len(server.requests)
     response = server.post(path, body, key=key)
@@ -85,7 +85,7 @@ def refusal(server: Serving, path: str, body: dict[str, Any], status: int, *, ke
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_a_model_may_be_an_adapter(server: Serving, shelf: Shelf, path: str) -> None:
+def test_a_model_may_be_an_adapter(server: Front, shelf: Shelf, path: str) -> None:
     body = BODIES[path] | {"return_token_ids": True}
     answers = {name: answer(server, path, body | {"model": name}) for name in ("b", "good", "other")}
     assert [each["model"] for each in answers.values()] == ["b", "good", "other"]
@@ -99,7 +99,7 @@ def test_a_model_may_be_an_adapter(server: Serving, shelf: Shelf, path: str) -> 
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("key", KEYS)
-def test_every_key_names_an_adapter_or_where_it_lies(server: Serving, shelf: Shelf, path: str, key: str) -> None:
+def test_every_key_names_an_adapter_or_where_it_lies(server: Front, shelf: Shelf, path: str, key: str) -> None:
     for value in ("good", shelf.good, "", None):
         told = answer(server, path, BODIES[path] | {key: value})
         if path != "/generate":
@@ -108,7 +108,7 @@ def test_every_key_names_an_adapter_or_where_it_lies(server: Serving, shelf: She
     assert len({each.adapter for each in server.requests}) == 2
 
 
-def test_instances_have_adapters_of_their_own(server: Serving, shelf: Shelf) -> None:
+def test_instances_have_adapters_of_their_own(server: Front, shelf: Shelf) -> None:
     body = {
         "instances": [INSTANCE, INSTANCE | {"lora_id": "", "dynamic-lora": "other"}, INSTANCE | {"dynamic-lora": ""}],
         "parameters": {"dynamic-lora": "good"},
@@ -117,7 +117,7 @@ def test_instances_have_adapters_of_their_own(server: Serving, shelf: Shelf) -> 
     assert [each.adapter_source for each in server.requests] == [shelf.good, shelf.other, ""]
 
 
-def test_chats_in_instances_have_adapters_too(server: Serving, shelf: Shelf) -> None:
+def test_chats_in_instances_have_adapters_too(server: Front, shelf: Shelf) -> None:
     instances = [CHAT_INSTANCE | {"lora_path": "good"}, CHAT_INSTANCE | {"model": "other"}, CHAT_INSTANCE]
     predictions = answer(server, "/generate", {"instances": instances})["predictions"]
     assert [each["model"] for each in predictions] == ["good", "other", "base"]
@@ -127,7 +127,7 @@ def test_chats_in_instances_have_adapters_too(server: Serving, shelf: Shelf) -> 
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_a_request_has_one_adapter(server: Serving, shelf: Shelf, path: str) -> None:
+def test_a_request_has_one_adapter(server: Front, shelf: Shelf, path: str) -> None:
     for name in ("good", shelf.good):
         answer(server, path, BODIES[path] | {"model": "good", "dynamic-lora": name})
     answer(server, path, BODIES[path] | {"model": "base", "dynamic-lora": "good"})
@@ -138,7 +138,7 @@ def test_a_request_has_one_adapter(server: Serving, shelf: Shelf, path: str) -> 
         assert "'other'" in error["message"]
 
 
-def test_what_is_no_name_is_refused(server: Serving) -> None:
+def test_what_is_no_name_is_refused(server: Front) -> None:
     for value in (7, ["good"], {"name": "good"}, "x" * 1025):
         error = refusal(server, "/v1/completions", COMPLETION | {"dynamic-lora": value}, 400)
         assert error["param"] == "dynamic-lora"
@@ -150,7 +150,7 @@ def test_what_is_no_name_is_refused(server: Serving) -> None:
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("key", KEYS)
 def test_without_the_flag_an_adapter_is_refused(shelf: Shelf, tokenizer: Path, path: str, key: str) -> None:
-    with serving(Config(), tokenizer, shelf.store) as server:
+    with running_front(Config(), tokenizer, shelf.store) as server:
         error = refusal(server, path, BODIES[path] | {key: "good"}, 400)
         assert "--enable_lora" in error["message"]
         assert (error["param"], error["code"]) == (key, "unsupported_parameter")
@@ -159,7 +159,7 @@ def test_without_the_flag_an_adapter_is_refused(shelf: Shelf, tokenizer: Path, p
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_errors_say_whose_fault_it_is(server: Serving, shelf: Shelf, path: str) -> None:
+def test_errors_say_whose_fault_it_is(server: Front, shelf: Shelf, path: str) -> None:
     shelf.store.errors |= {
         "gs://bucket/none": AdapterNotFound("gs://bucket/none is not there."),
         "gs://bucket/slow": AdapterUnavailable("gs://bucket/slow does not answer."),
@@ -183,7 +183,7 @@ def test_errors_say_whose_fault_it_is(server: Serving, shelf: Shelf, path: str) 
     assert told['lora_loads_total{result="adapter_invalid"}'] == 2
 
 
-def test_of_several_instances_the_bad_one_is_told(server: Serving, shelf: Shelf) -> None:
+def test_of_several_instances_the_bad_one_is_told(server: Front, shelf: Shelf) -> None:
     for instance in (INSTANCE, CHAT_INSTANCE):
         body = {"instances": [instance | {"lora_id": "good"}, instance | {"lora_id": shelf.bad}]}
         error = refusal(server, "/generate", body, 400)
@@ -191,14 +191,14 @@ def test_of_several_instances_the_bad_one_is_told(server: Serving, shelf: Shelf)
         assert error["param"] == "instances[1]"
 
 
-def test_what_the_engine_finds_wrong_is_told_as_well(server: Serving, shelf: Shelf) -> None:
+def test_what_the_engine_finds_wrong_is_told_as_well(server: Front, shelf: Shelf) -> None:
     server.carrier.bad.add(shelf.store.identify(shelf.good))
     response = server.post("/v1/completions", COMPLETION | {"model": "good"})
     assert (response.status_code, response.json()["error"]["code"]) == (404, "adapter_invalid")
     answer(server, "/v1/completions", COMPLETION)
 
 
-def test_who_fails_too_often_waits_and_nobody_else_does(server: Serving, shelf: Shelf) -> None:
+def test_who_fails_too_often_waits_and_nobody_else_does(server: Front, shelf: Shelf) -> None:
     answer(server, "/v1/completions", COMPLETION | {"model": "good"})
     for number in range(FAILED_LOADS):
         refusal(server, "/v1/completions", COMPLETION | {"lora_id": f"gs://others/{number}"}, 403)
@@ -214,7 +214,7 @@ def test_who_fails_too_often_waits_and_nobody_else_does(server: Serving, shelf: 
     assert answered.status_code == 200
 
 
-def test_requests_that_come_together_share_what_is_fetched(server: Serving, shelf: Shelf) -> None:
+def test_requests_that_come_together_share_what_is_fetched(server: Front, shelf: Shelf) -> None:
     shelf.store.gate.clear()
     with ThreadPoolExecutor(12) as pool:
         asked = [pool.submit(answer, server, "/v1/completions", COMPLETION | {"model": "good"}) for _ in range(12)]
@@ -227,7 +227,7 @@ def test_requests_that_come_together_share_what_is_fetched(server: Serving, shel
     assert server.metrics()['lora_loads_total{result="loaded"}'] == 1
 
 
-def test_not_all_are_fetched_at_a_time(server: Serving, shelf: Shelf) -> None:
+def test_not_all_are_fetched_at_a_time(server: Front, shelf: Shelf) -> None:
     shelf.store.gate.clear()
     bodies = [COMPLETION | {"dynamic-lora": source} for source in shelf.many]
     with ThreadPoolExecutor(len(bodies)) as pool:
@@ -242,7 +242,7 @@ def test_not_all_are_fetched_at_a_time(server: Serving, shelf: Shelf) -> None:
     assert len({each.adapter for each in server.requests}) == len(bodies)
 
 
-def test_who_goes_away_meanwhile_is_counted_and_the_rest_goes_on(server: Serving, shelf: Shelf) -> None:
+def test_who_goes_away_meanwhile_is_counted_and_the_rest_goes_on(server: Front, shelf: Shelf) -> None:
     shelf.store.gate.clear()
     with pytest.raises(httpx.ReadTimeout):
         server.post("/v1/completions", COMPLETION | {"model": "good"}, timeout=0.3)
@@ -254,7 +254,7 @@ def test_who_goes_away_meanwhile_is_counted_and_the_rest_goes_on(server: Serving
     assert shelf.store.num_fetched[shelf.good] == 1
 
 
-def test_who_goes_away_while_others_are_fetched_has_nothing_fetched(server: Serving, shelf: Shelf) -> None:
+def test_who_goes_away_while_others_are_fetched_has_nothing_fetched(server: Front, shelf: Shelf) -> None:
     shelf.store.gate.clear()
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         asked = [
@@ -272,13 +272,13 @@ def test_who_goes_away_while_others_are_fetched_has_nothing_fetched(server: Serv
 
 def test_a_limit_on_time_holds_for_what_is_fetched(shelf: Shelf, tokenizer: Path) -> None:
     config = Config(enable_lora=True, lora_modules=shelf.named, request_timeout_s=0.2)
-    with serving(config, tokenizer, shelf.store) as server:
+    with running_front(config, tokenizer, shelf.store) as server:
         shelf.store.gate.clear()
         error = refusal(server, "/v1/completions", COMPLETION | {"model": "good"}, 408)
         assert error["code"] == "request_timeout"
 
 
-def test_an_adapter_is_looked_at_once_and_again_where_it_is_another(server: Serving, shelf: Shelf) -> None:
+def test_an_adapter_is_looked_at_once_and_again_where_it_is_another(server: Front, shelf: Shelf) -> None:
     for _ in range(5):
         answer(server, "/v1/completions", COMPLETION | {"model": "good"})
     asked = shelf.store.num_identified[shelf.good]
@@ -294,7 +294,7 @@ def test_an_adapter_is_looked_at_once_and_again_where_it_is_another(server: Serv
     wait_until(lambda: server.post("/v1/completions", COMPLETION | {"model": "good"}).status_code == 400)
 
 
-def test_models_are_those_of_vllm(server: Serving, shelf: Shelf) -> None:
+def test_models_are_those_of_vllm(server: Front, shelf: Shelf) -> None:
     models = server.get("/v1/models").json()["data"]
     shown = [(model["id"], model["root"], model["parent"]) for model in models]
     assert shown == [("base", "base", None), ("b", "base", None), ("good", shelf.good, "base"),
@@ -304,7 +304,7 @@ def test_models_are_those_of_vllm(server: Serving, shelf: Shelf) -> None:
     assert server.get("/v1/models/third").status_code == 404
 
 
-def test_places_on_the_device_are_told(server: Serving, shelf: Shelf) -> None:
+def test_places_on_the_device_are_told(server: Front, shelf: Shelf) -> None:
     for source in (shelf.good, *shelf.many[:3]):
         answer(server, "/v1/completions", COMPLETION | {"dynamic-lora": source})
     slots = {state: server.metrics()[f'lora_slots{{state="{state}"}}'] for state in ("free", "used", "cached")}
@@ -315,7 +315,7 @@ def test_places_on_the_device_are_told(server: Serving, shelf: Shelf) -> None:
     assert told['num_loras_loading{model_name="base"}'] == 0
 
 
-def test_the_log_tells_which_adapter_it_was(server: Serving, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_tells_which_adapter_it_was(server: Front, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "hex_llm.server.request_log"):
         instances = [INSTANCE | {"lora_id": name} for name in ("good", "other", "good", "")]
         answer(server, "/generate", {"instances": instances})
