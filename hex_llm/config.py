@@ -466,9 +466,6 @@ class Config:
         """For what runs an engine itself: several of them, or one of several machines, take a server."""
         if self.disagg_topo is not None:
             raise ConfigError(f"--disagg_topo={self.disagg_topo} is for a server; without one there is one engine.")
-        for name in ("lora_modules", "lora_allowed_prefixes"):
-            if (value := getattr(self, name)) is not None:
-                raise ConfigError(f"--{name}={value} is for a server, whose requests name adapters.")
         for name, alone in (("data_parallel_size", 1), ("num_hosts", 1), ("worker_distributed_method", "mp")):
             if (value := getattr(self, name)) != alone:
                 raise ConfigError(f"--{name}={value} is for a server; without one, --{name}={alone} is all there is.")

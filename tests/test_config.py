@@ -337,11 +337,6 @@ def test_adapters_that_could_not_be_served_are_refused(line, message):
     assert refusal(line) == message
 
 
-def test_names_of_adapters_are_for_a_server():
-    with pytest.raises(ConfigError, match="--lora_modules=a=x is for a server"):
-        Config(enable_lora=True, lora_modules="a=x").check_one_engine()
-
-
 def test_a_length_beyond_the_models_context_is_refused():
     assert Config().model_len(8192) == 8192
     assert Config(max_model_len=4096).model_len(8192) == 4096

@@ -18,7 +18,7 @@ from hex_llm.lora.store import Store
 
 logger = logging.getLogger(__name__)
 
-_THREADS = 2  # most of the time each waits for a disk or a network
+_THREADS = 4  # most of the time each waits for a disk or a network
 _LOOK_S = 0.02  # between two looks whether there is room
 
 

@@ -14,6 +14,8 @@ from hex_llm.config import Config
 from hex_llm.engine.admission import new_request
 from hex_llm.engine.carrier import AdapterLost, FromCarrier
 from hex_llm.engine.sampling import SamplingParams
+from hex_llm.errors import AdapterNotAllowed, RequestError
+from hex_llm.llm import LLM
 from hex_llm.lora.open_store import open_store
 from tests.checkpoints import write_llama
 from tests.lora.adapters import peft_config, random_pairs, tensors_of, write_adapter
@@ -156,3 +158,17 @@ def test_other_settings_make_no_difference_between_alone_and_together(folder, so
     together = engines.run(*asked)
     assert together == [answer for each in asked for answer in engines.run(each)]
     assert len({str(each) for each in together}) > NUM_ADAPTERS
+
+
+def test_without_a_server_prompts_name_adapters_too(folder, sources, alone):
+    flags = SMALL | {"dtype": "float32", "max_lora_rank": MAX_RANK, "lora_modules": f"named={sources['a1']}"}
+    llm = LLM(str(folder), enable_lora=True, **flags)
+    results = llm.generate(PROMPTS[:2], GREEDY, adapter=["named", ""])
+    assert [each.outputs[0].token_ids for each in results] == [alone[sources["a1"]][0], alone[""][1]]
+    with pytest.raises(AdapterNotAllowed, match="neither an adapter that the server was started with"):
+        llm.generate(PROMPTS[0], GREEDY, adapter=sources["a2"])
+    with pytest.raises(RequestError, match="There are 2 prompts and 1 adapters"):
+        llm.generate(PROMPTS[:2], GREEDY, adapter=["named"])
+    plain = LLM(str(folder), dtype="float32", **SMALL)
+    with pytest.raises(RequestError, match="adapter='named' needs enable_lora=True"):
+        plain.generate(PROMPTS[0], GREEDY, adapter="named")
