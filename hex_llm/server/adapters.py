@@ -52,18 +52,11 @@ class Adapters:
         self._loading: dict[str, asyncio.Task[str]] = {}
         self._room = asyncio.Event()  # set where another may be loaded
         self._room.set()
-        self._failures = Failures(-(-_MOST_FAILED // config.api_server_count))
+        self._failures = _Failures(-(-_MOST_FAILED // config.api_server_count))
 
     async def check_named(self) -> None:
         """Loads all that have names. ConfigError for one that cannot be."""
         await asyncio.gather(*map(self._check, self._sources))
-
-    async def _check(self, name: str) -> None:
-        source = self._sources[name]
-        try:
-            await self._identify(source, "")
-        except (RequestError, ServerError) as error:
-            raise ConfigError(f"--lora_modules: {name}={source} cannot be served: {error}") from None
 
     async def find(self, name: str, caller: str) -> Adapter:
         """The adapter of a name, or of a source. What it raises is for the client, and says which one it was."""
@@ -75,13 +68,20 @@ class Adapters:
             prefix = f"The adapter {name[:100]!a} cannot be served: " if isinstance(error, AdapterError) else ""
             raise type(error)(f"{prefix}{error}") from None
 
+    async def _check(self, name: str) -> None:
+        source = self._sources[name]
+        try:
+            await self._identify(source, "")
+        except (RequestError, ServerError) as error:
+            raise ConfigError(f"--lora_modules: {name}={source} cannot be served: {error}") from None
+
     async def _identify(self, source: str, caller: str) -> str:
         identity, until = self._known.get(source, ("", 0.0))
         if time.monotonic() < until:
             return identity
         if identity:
             if source not in self._asking:
-                self._start(self._asking, source, partial(self._store.identify, source))
+                self._start(self._asking, source, self._store.identify)
             if identity == await asyncio.shield(self._asking[source]):
                 self._remember(source, identity)
                 return identity
@@ -90,19 +90,21 @@ class Adapters:
     async def _load(self, source: str, caller: str) -> str:
         while source not in self._loading:
             self._failures.check(caller)
-            if not self._room.is_set():
+            if self._room.is_set():
+                self._begin(source)
+            else:
                 await self._room.wait()  # who leaves meanwhile leaves nothing behind
-                continue
-            self._start(self._loading, source, partial(self._read, source)).add_done_callback(self._loaded)
-            if len(self._loading) == AT_A_TIME:
-                self._room.clear()
         try:
-            identity = await asyncio.shield(self._loading[source])
+            return await asyncio.shield(self._loading[source])
         except (RequestError, ServerError):
             self._failures.count(caller)
             raise
-        self._remember(source, identity)
-        return identity
+
+    def _begin(self, source: str) -> None:
+        self._start(self._loading, source, self._read)
+        self._loading[source].add_done_callback(partial(self._loaded, source))
+        if len(self._loading) == AT_A_TIME:
+            self._room.clear()
 
     def _read(self, source: str) -> str:
         """In a thread of its own."""
@@ -116,17 +118,21 @@ class Adapters:
                 raise
             return fetched.identity
 
-    def _start(self, tasks: dict[str, asyncio.Task[str]], source: str, work: Callable[[], str]) -> asyncio.Task[str]:
+    @staticmethod
+    def _start(tasks: dict[str, asyncio.Task[str]], source: str, work: Callable[[str], str]) -> None:
         """Work for all who ask for a source, which goes on when they leave: a thread cannot be stopped."""
-        task = tasks[source] = asyncio.create_task(in_background(work))
-        task.add_done_callback(lambda _: tasks.pop(source))
-        return task
+        tasks[source] = asyncio.create_task(in_background(lambda: work(source)))
+        tasks[source].add_done_callback(lambda _: tasks.pop(source))
 
-    def _loaded(self, task: asyncio.Task[str]) -> None:
+    def _loaded(self, source: str, task: asyncio.Task[str]) -> None:
         self._room.set()
-        if not task.cancelled():
-            error = task.exception()  # so that it counts as heard, even where nobody is left to hear it
-            self._count(getattr(error, "code", "internal_error") if error else "loaded")
+        if task.cancelled():  # the server ends
+            return
+        if error := task.exception():  # which counts as heard now, even where nobody is left to hear it
+            self._count(getattr(error, "code", "internal_error"))
+        else:
+            self._remember(source, task.result())
+            self._count("loaded")
 
     def _remember(self, source: str, identity: str) -> None:
         self._known[source] = identity, time.monotonic() + self._fresh_s
@@ -135,7 +141,7 @@ class Adapters:
             self._known.popitem(last=False)
 
 
-class Failures:
+class _Failures:
     """Who has asked for as many as `most` in a minute that could not be loaded has to wait with the next: each may be a
     download.
     """
