@@ -15,6 +15,7 @@ from hex_llm.models.adapters import Room, abstract_pairs, adaptable, adapted, wh
 from hex_llm.models.registry import family
 from hex_llm.parallel.mesh import TENSOR, make_mesh
 from tests.parity.test_logits import NUM_TOKENS, TOKENS, load_model, logits_of
+from tests.quantization.writers import KINDS, plain, write
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 ALL = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
@@ -91,17 +92,17 @@ def adapters(oracle, tmp_path_factory):
     return make
 
 
-def check(found: np.ndarray, expected: np.ndarray, plain: np.ndarray) -> None:
+def check(found: np.ndarray, expected: np.ndarray, alone: np.ndarray) -> None:
     assert np.abs(found - expected).max() <= 1e-4 * np.ptp(expected)
-    assert np.abs(plain - expected).max() > 1e-2 * np.ptp(expected), "the adapter changes nothing"
+    assert np.abs(alone - expected).max() > 1e-2 * np.ptp(expected), "the adapter changes nothing"
 
 
 @pytest.mark.parametrize("variant", MODULES)
 def test_logits_equal_those_of_merged_weights(oracle, adapters, variant):
     folder, made = adapters(variant)
-    plain = oracle.logits(folder, TOKENS)
+    alone = oracle.logits(folder, TOKENS)
     for found, path in zip(adapted_logits(folder, made, (1, 2, 3)), made, strict=True):
-        check(found, oracle.merged_logits(folder, path, TOKENS), plain)
+        check(found, oracle.merged_logits(folder, path, TOKENS), alone)
 
 
 @pytest.mark.parametrize("variant", ["two-kv-heads", "phi3-tied", "gemma3-ropes", "llama4-biased"])
@@ -116,3 +117,17 @@ def test_tokens_without_an_adapter_are_the_models_own(oracle, adapters):
     folder, made = adapters("biased")
     (found,) = adapted_logits(folder, made, [0])
     np.testing.assert_array_equal(found, logits_of(*load_model(folder)))
+
+
+@pytest.mark.parametrize("kind", ["awq of 32", "gptq 4 sorted", "pack-quantized 4 of rows"])
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_adapters_of_weights_in_few_bits(oracle, many_devices, adapters, kind, num_devices, tmp_path):
+    """Against adapters merged into what the few bits stand for."""
+    folder, made = adapters("two-kv-heads")
+    packed = write(folder, tmp_path / "packed", KINDS[kind])
+    whole = plain(packed, tmp_path / "plain", KINDS[kind])
+    if num_devices == 1:
+        (found,) = adapted_logits(packed, made, [2])
+    else:
+        (found,) = many_devices.adapted_logits(packed, num_devices, made, [2])
+    check(found, oracle.merged_logits(whole, made[1], TOKENS), oracle.logits(whole, TOKENS))
