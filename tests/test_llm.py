@@ -4,7 +4,6 @@ import gc
 import threading
 import weakref
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -219,8 +218,8 @@ def adapted(llm, monkeypatch):
     """All that is asked of it names an adapter, and its runner has no model."""
     limits = replace(llm.engine.limits, num_adapters=1)
     monkeypatch.setattr(llm, "engine", Engine(FakeRunner(limits), limits, carrier=FakeCarrier()))
-    named = partial(new_request, adapter="a", adapter_source="gs://adapters/a")
-    monkeypatch.setattr("hex_llm.llm.new_request", named)
+    named = {"adapter": "a", "adapter_source": "gs://adapters/a"}
+    monkeypatch.setattr("hex_llm.llm.new_request", lambda *values, **more: new_request(*values, **more | named))
     return llm
 
 

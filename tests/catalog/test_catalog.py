@@ -1,6 +1,5 @@
 """What the catalog says of its models, and that the page about them says the same."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from hex_llm.models_cli import rounded
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 GIB = {"ct5lp-hightpu": 16, "ct6e-standard": 32, "a3-ultragpu": 131}  # of a device
-FLAGS = {flag.name: dataclasses.replace(flag, needs=None) for flag in flags_of(Config)}
+FLAGS = {flag.name: flag for flag in flags_of(Config)}
 
 
 def test_a_model_is_found_by_its_name_in_capitals_or_not():
