@@ -17,17 +17,21 @@ import jax.numpy as jnp
 
 from hex_llm.catalog.entry import Entry, config_of
 from hex_llm.config import DEFAULT_DECODE_PADDING, Config
+from hex_llm.engine.carrier import FromCarrier
 from hex_llm.engine.engine import Engine
 from hex_llm.engine.handover import PARTS_IN_FLIGHT, Porter
 from hex_llm.engine.limits import Limits, most_blocks
 from hex_llm.errors import ConfigError
 from hex_llm.kernels.window import Window
+from hex_llm.loader.adapters import pack_adapter
 from hex_llm.loader.config_json import ModelConfig, parse_config, read_config
 from hex_llm.loader.contents import check_checkpoint
 from hex_llm.loader.dummy import dummy
 from hex_llm.loader.model_checkpoint import open_model
 from hex_llm.loader.weights import load
+from hex_llm.lora.open_store import open_store
 from hex_llm.models.abstract import abstract, bytes_per_device
+from hex_llm.models.adapters import Room, abstract_pairs, adaptable
 from hex_llm.models.arch import Arch, Kind
 from hex_llm.models.few_bits import Quantization, in_units
 from hex_llm.models.registry import family
@@ -35,6 +39,7 @@ from hex_llm.parallel.backend import backend
 from hex_llm.parallel.hosts import least_of_hosts
 from hex_llm.parallel.mesh import make_mesh
 from hex_llm.quantization.online import online
+from hex_llm.runner.adapter_carrier import AdapterCarrier
 from hex_llm.runner.buckets import SEPARATE, TOGETHER, Buckets
 from hex_llm.runner.cache_folder import use_cache
 from hex_llm.runner.compiler import Compiler, DoesNotFit
@@ -43,13 +48,13 @@ from hex_llm.runner.layout import Shapes
 from hex_llm.runner.memory import Memory, Needs, Share, plan_blocks
 from hex_llm.runner.pages import Staging
 from hex_llm.runner.programs import (
-    Forward,
     Program,
     Programs,
     ScorePrompt,
     all_programs,
     choosing_programs,
     copying_programs,
+    forward_programs,
 )
 from hex_llm.runner.runner import Announce, DeviceRunner
 from hex_llm.runner.xla_options import prepare_environment
@@ -69,6 +74,8 @@ PLANNING = "planning memory"
 WEIGHTS = "loading weights"
 KV_CACHE = "allocating the KV cache"
 COMPILING = "compiling"
+
+ADAPTERS_ON_THEIR_WAY = 4  # in the host's memory at the most, where none are kept beside
 
 # Tokens of a step with prompts, where no flag says: enough to fill a device, few enough to answer others in between.
 CHUNKED_STEP_TOKENS = 2048
@@ -147,14 +154,30 @@ def build_engine(
     announce: Announce | None = None,
     make_porter: Callable[[Staging], Porter] | None = None,
     devices: Sequence[int] | None = None,
+    hear: Callable[[FromCarrier], None] | None = None,
 ) -> Engine:
     """Where there are other hosts, `announce` tells them of every step; where there are other engines that requests are
     handed over to or taken over from, `make_porter` makes what carries them. `devices` are the engine's, by number, of
-    all that this process sees; without them, it has the first ones.
+    all that this process sees; without them, it has the first ones. `hear` passes what brings adapters says on to the
+    engine, from any thread; where nobody does, there are none.
     """
     runner, limits = build_runner(config, model, report, announce, devices)
     porter = make_porter(runner.staging) if make_porter is not None else None
-    return Engine(runner, limits, max_in_flight=1 if config.async_scheduling else 0, porter=porter)
+    carrier = _carrier(config, model, hear) if config.enable_lora and hear is not None else None
+    in_flight = 1 if config.async_scheduling else 0
+    return Engine(runner, limits, max_in_flight=in_flight, porter=porter, carrier=carrier)
+
+
+def _carrier(config: Config, model: Model, hear: Callable[[FromCarrier], None]) -> AdapterCarrier:
+    weights, room = family(model.arch).weights, adapter_room(config)
+    pack = partial(pack_adapter, weights, model.arch, config.tensor_parallel_size, model.dtype, room)
+    kept = 2 * room.slots if config.enable_lora_cache else ADAPTERS_ON_THEIR_WAY
+    return AdapterCarrier(open_store(config), adapters_of(model), room.rank, pack, hear, kept=kept)
+
+
+def adapters_of(model: Model) -> dict[str, tuple[int, int]]:
+    """The modules that adapters can change, with the numbers that go in and come out of each."""
+    return adaptable(family(model.arch).weights, model.arch)
 
 
 def build_runner(
@@ -170,6 +193,11 @@ def build_runner(
         raise ConfigError(
             f"--disagg_topo={config.disagg_topo} needs engines of one host each, and this one is on"
             f" {jax.process_count()}: the copying of blocks is not told to other hosts."
+        )
+    if config.enable_lora and jax.process_count() > 1:
+        raise ConfigError(
+            f"--enable_lora needs engines of one host each, and this one is on {jax.process_count()}: adapters are not"
+            " told to other hosts."
         )
     use_cache(config.compilation_cache, config.cache_folder)
     own = None if devices is None else [each for number, each in enumerate(jax.devices()) if number in devices]
@@ -194,7 +222,7 @@ def build_runner(
     # Made on the device, and at once: a GPU's compiler, which comes next, finds out there which matmul is the fastest.
     at_once = config.load_format == "dummy" and backend() == "gpu"
     weights = jax.block_until_ready(load_weights()) if at_once else None
-    programs = all_programs(buckets, compiler.programs.staging.counts)
+    programs = all_programs(buckets, compiler.programs.staging.counts, adapters=config.enable_lora)
     with compiler.warm_up(programs) if config.warmup and config.enable_jit else nullcontext():
         weights = weights or load_weights()
         report(WEIGHTS, 1.0)
@@ -244,10 +272,11 @@ def plan_memory(
     """How many KV blocks there are, which is a part of every compiled shape, and what the memory goes to."""
     params = model.abstract(mesh)
     lowered = config.cache_folder and config.cache_folder / "lowered"
+    pairs = _pairs(config, model, mesh)
 
     def compiler_for(num_pages: int) -> Compiler:
         shapes, transfers = _shapes(config, model, buckets, num_pages), config.disagg_topo is not None
-        programs = Programs(model.arch, shapes, params, _kv_dtype(config, model), mesh, transfers)
+        programs = Programs(model.arch, shapes, params, _kv_dtype(config, model), mesh, transfers, pairs)
         return Compiler(programs, folder=lowered, jit=config.enable_jit, report=partial(report, COMPILING))
 
     def fill(needs: Needs) -> int:
@@ -272,6 +301,7 @@ def plan_memory(
         temporaries=0,
         block=_bytes(one_page.kv),
         # At most: parts that are on their way out, and those copied before anybody asks. Fewer come in at a time.
+        adapters=_bytes((pairs, one_page.adapter)) if pairs is not None else 0,
         staging=2 * PARTS_IN_FLIGHT * max(_bytes(one_page.staged(n)) for n in (0, *one_page.staging.counts)),
     )
     compiler = measured = compiler_for(fill(needs))
@@ -292,11 +322,22 @@ def plan_memory(
 def _temporaries(compiler: Compiler, buckets: Buckets) -> int:
     """One program runs at a time, beside what those before it in the step have left for it and for others. Copies of
     blocks are counted elsewhere."""
-    steps = largest_programs(buckets)
+    steps = largest_programs(buckets, adapters=compiler.programs.pairs is not None)
     copies = [each for count in compiler.programs.staging.counts[-1:] for each in copying_programs(count)]
     with ThreadPoolExecutor() as pool:
         temporaries, results = zip(*pool.map(compiler.memory, [*steps, *copies]), strict=True)
     return max(temporaries) + sum(results[: len(steps)])
+
+
+def _pairs(config: Config, model: Model, mesh: jax.sharding.Mesh) -> Any:
+    """What the devices keep of adapters, with shapes in place of arrays; None where there are to be none."""
+    if not config.enable_lora:
+        return None
+    return abstract_pairs(family(model.arch).weights, model.arch, mesh, model.dtype, adapter_room(config))
+
+
+def adapter_room(config: Config) -> Room:
+    return Room(config.max_num_mem_cached_lora, config.max_lora_rank)
 
 
 def _weights(
@@ -371,12 +412,13 @@ def make_buckets(config: Config, model: Model, mesh: jax.sharding.Mesh) -> Bucke
     )
 
 
-def largest_programs(buckets: Buckets) -> list[Program]:
+def largest_programs(buckets: Buckets, *, adapters: bool = False) -> list[Program]:
     """The programs that take the most memory."""
     largest = buckets.largest()
     rows = max(bucket.rows for bucket in largest)
     tokens = max(bucket.tokens for bucket in largest if not bucket.decode)
-    return [*map(Forward, largest), *choosing_programs(rows, buckets.variants), ScorePrompt(tokens)]
+    forward = [each for bucket in largest for each in forward_programs(bucket, adapters=adapters)]
+    return [*forward, *choosing_programs(rows, buckets.variants), ScorePrompt(tokens)]
 
 
 def _shapes(config: Config, model: Model, buckets: Buckets, num_pages: int) -> Shapes:
@@ -392,6 +434,7 @@ def _shapes(config: Config, model: Model, buckets: Buckets, num_pages: int) -> S
         mixed_tokens=largest_mixed if config.enable_chunked_prefill else 0,
         max_model_len=model.max_model_len,
         vocab_size=model.arch.vocab_size,
+        num_adapters=config.max_num_mem_cached_lora if config.enable_lora else 0,
         has_long=model.arch.rope_switch is not None,
     )
 
@@ -430,6 +473,7 @@ def _limits(config: Config, model: Model, num_pages: int) -> Limits:
         prefix_unit=config.prefill_len_padding,
         reach=_reach(model),
         rope_switch=model.arch.rope_switch,
+        num_adapters=config.max_num_mem_cached_lora if config.enable_lora else 0,
     )
 
 

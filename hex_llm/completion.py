@@ -81,6 +81,10 @@ class Answer:
             completion.text += text
             self._unread.append(text)
 
+    def fail(self, reason: str) -> None:
+        """Ends it with what there is."""
+        self.completion.finish_reason, self.completion.error = FinishReason.ERROR, reason
+
     def _finish(self, output: Output) -> None:
         completion = self.completion
         completion.finish_reason = output.finish_reason

@@ -6,10 +6,13 @@ Nothing else in the package declares these, and nobody changes a `Config` once i
 
 import argparse
 import dataclasses
+import functools
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from hex_llm.errors import ConfigError
@@ -19,13 +22,14 @@ from hex_llm.topology import Role, Topology
 _model = partial(flag, "Model")
 _engine = partial(flag, "Inference engine")
 _memory = partial(flag, "Memory")
-_lora = partial(flag, "Dynamic LoRA", needs="LoRA adapters")
+_lora = partial(flag, "Dynamic LoRA")
 _SERVER_GROUPS = ("Server", "Limits of the server")
 _server, _limit = (partial(flag, group) for group in _SERVER_GROUPS)
 
 _DEFAULT_SHARE = 0.9
 _ON_WITH_TOPOLOGY = ("enable_chunked_prefill", "enable_prefix_cache_hbm")
 DEFAULT_DECODE_PADDING = 8
+_ADAPTER_NAME = re.compile(r"[^\s,=]{1,256}")
 _FOUND = "what a checkpoint has in few bits is found by its config.json; leave the flag out."
 _NO_FLOAT16 = "its range is too small for models trained in bfloat16; use bfloat16 or float32."
 
@@ -47,6 +51,7 @@ VLLM = {
     "distributed_executor_backend": "use --worker_distributed_method.",
     "enable_auto_tool_choice": "calling tools does not exist yet.",
     "enforce_eager": "use --no-enable_jit, which is for debugging only, or --no-warmup.",
+    "max_cpu_loras": "--max_num_mem_cached_lora is of device memory, and the disk keeps all.",
     "pipeline_parallel_size": "a model is not split by layers.",
     "response_role": "answers are the assistant's.",
     "root_path": "there is no prefix to paths.",
@@ -255,9 +260,19 @@ class Config:
     )
 
     enable_lora: bool = _lora(False, "Serve requests that name a LoRA adapter.")
-    max_lora_rank: int = _lora(16, "Highest rank of an adapter.")
+    lora_modules: str | None = _lora(
+        None,
+        "Adapters that requests may name, as NAME=SOURCE with commas between. A source is a folder, OWNER/NAME of the"
+        " Hugging Face Hub or gs://BUCKET/PATH. They are looked at when the server starts.",
+    )
+    lora_allowed_prefixes: str | None = _lora(
+        None,
+        "What the sources of all other adapters must be under, with commas between: gs://BUCKET/PATH/, OWNER/ or"
+        " OWNER/NAME. Without it, requests have those of --lora_modules only.",
+    )
+    max_lora_rank: int = _lora(16, "Highest rank of an adapter.", at_most=512)
     enable_lora_cache: bool = _lora(True, "Keep adapters once they were loaded.")
-    max_num_mem_cached_lora: int = _lora(16, "Adapters kept in device memory.")
+    max_num_mem_cached_lora: int = _lora(16, "Adapters kept in device memory.", at_most=256, aliases=("max-loras",))
 
     host: str = _server("0.0.0.0", "Address to listen on.")
     port: int = _server(
@@ -358,6 +373,7 @@ class Config:
         if self.gpu_memory_utilization is not None and self.hbm_utilization_factor != _DEFAULT_SHARE:
             raise _two_shares(self.hbm_utilization_factor, self.gpu_memory_utilization)
         self._check_hosts()
+        self._check_adapters()
         self._settle_topology()
         if self.enable_prefix_cache_hbm and self.prefill_len_padding % self.block_size:
             raise ConfigError(
@@ -378,6 +394,14 @@ class Config:
             raise ConfigError(
                 f"--host_rank={self.host_rank} is not below --num_hosts={self.num_hosts}; ranks begin at 0."
             )
+
+    def _check_adapters(self) -> None:
+        for name in ("lora_modules", "lora_allowed_prefixes"):
+            if (value := getattr(self, name)) is not None and not self.enable_lora:
+                raise ConfigError(f"--{name}={value} needs --enable_lora.")
+        for name in self.adapter_sources:
+            if name in self.served_names:
+                raise ConfigError(f"--lora_modules: {name!r} is a name of the model itself.")
 
     def _settle_topology(self) -> None:
         topology = self.topology
@@ -445,6 +469,23 @@ class Config:
         for name, alone in (("data_parallel_size", 1), ("num_hosts", 1), ("worker_distributed_method", "mp")):
             if (value := getattr(self, name)) != alone:
                 raise ConfigError(f"--{name}={value} is for a server; without one, --{name}={alone} is all there is.")
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """What requests may call the model; answers call it by the first."""
+        if self.served_model_name:
+            return tuple(name.strip() for name in self.served_model_name.split(","))
+        return (self.model or "hex-mini",)
+
+    @property
+    def adapter_sources(self) -> Mapping[str, str]:
+        """Where the adapters are that have names."""
+        return _sources(self.lora_modules or "")
+
+    @property
+    def adapter_prefixes(self) -> tuple[str, ...]:
+        """What the sources of all others must be under."""
+        return tuple(_listed(self.lora_allowed_prefixes or ""))
 
     @property
     def topology(self) -> Topology | None:
@@ -540,9 +581,9 @@ def parse_config(parser: FlagParser, argv: Sequence[str]) -> tuple[Config, argpa
     """The settings, and the arguments that the command added. The model may be given without its flag."""
     arguments, words = parser.parse(argv, RETIRED | VLLM)
     given = {flag.name: vars(arguments).pop(flag.name) for flag in parser.flags if flag.name in arguments}
-    names = given.get("served_model_name")
-    if len(words) > 1 or (words and "model" in given and names):
-        hint = f" Several names have commas between: --served_model_name={names},..." if names else ""
+    lists = [f"--{name}={given[name]},..." for name in ("served_model_name", "lora_modules") if name in given]
+    if len(words) > 1 or (words and "model" in given and lists):
+        hint = f" Several names have commas between: {' '.join(lists)}" if lists else ""
         raise ConfigError(f"Of {' '.join(map(repr, words))} only one can be the model.{hint}")
     for word in words:
         if given.setdefault("model", word) != word:
@@ -554,6 +595,26 @@ def parse_config(parser: FlagParser, argv: Sequence[str]) -> tuple[Config, argpa
         if given.get("disagg_topo") is not None and given.get(name) is False:
             raise ConfigError(f"--no-{name} and --disagg_topo={given['disagg_topo']} do not go together; give one.")
     return Config(**{each.name: each.default for each in parser.flags} | given), arguments
+
+
+def _listed(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",") if each.strip()]
+
+
+@functools.cache  # requests ask for it
+def _sources(text: str) -> Mapping[str, str]:
+    sources: dict[str, str] = {}
+    for each in _listed(text):
+        name, _, source = (part.strip() for part in each.partition("="))
+        if not source or not _ADAPTER_NAME.fullmatch(name):
+            raise ConfigError(
+                f"--lora_modules: {each[:200]!r} is not NAME=SOURCE, with a name of 1 to 256 characters and no space in"
+                " it; several have commas between."
+            )
+        if name in sources:
+            raise ConfigError(f"--lora_modules names two adapters {name!r}.")
+        sources[name] = source
+    return MappingProxyType(sources)
 
 
 def _two_shares(hbm: float, gpu: float) -> ConfigError:
@@ -582,8 +643,8 @@ From Python, the flags are the keyword arguments of `Config` (`Config(max_model_
 
 The defaults shown are those of `Config`; a command may have its own, which its `--help` shows.
 
-A value out of range, two flags that contradict each other, an unknown flag, and a flag whose part is not there yet
-end the command with one line and exit code 2. Giving such a flag its default value is fine.
+A value out of range, two flags that contradict each other and an unknown flag end the command with one line and exit
+code 2.
 """
 
 _FOOTER = """\

@@ -142,7 +142,7 @@ def _build(task: Task, own: EngineTask, host: EngineHost, key: bytes) -> tuple[E
     # JAX is imported here, and not before the HTTP processes can see that there is somebody.
     import jax
 
-    from hex_llm.build import build_engine, find_model
+    from hex_llm.build import adapters_of, build_engine, find_model
     from hex_llm.engine.admission import new_request
     from hex_llm.engine.request import SamplingParams
     from hex_llm.parallel.hosts import join_hosts
@@ -152,7 +152,8 @@ def _build(task: Task, own: EngineTask, host: EngineHost, key: bytes) -> tuple[E
     if followers is not None:
         join_hosts(task.coordinator, num_hosts=task.num_ranks, rank=task.rank, timeout=JOIN_S)
     model = find_model(config, host.report)
-    host.tell(Found(model.max_model_len, model.arch.vocab_size))
+    modules = adapters_of(model) if config.enable_lora else {}
+    host.tell(Found(model.max_model_len, model.arch.vocab_size, modules))
     porters: list[DevicePorter] = []
 
     def make_porter(staging: Staging) -> DevicePorter:
@@ -160,7 +161,8 @@ def _build(task: Task, own: EngineTask, host: EngineHost, key: bytes) -> tuple[E
         return porters[0]
 
     announce = followers and followers.send
-    engine = build_engine(config, model, host.report, announce, make_porter if own.pages else None, own.devices)
+    porter = make_porter if own.pages else None
+    engine = build_engine(config, model, host.report, announce, porter, own.devices, host.hear)
     # Ready means that a token has been computed.
     engine.add(new_request("first", [0], SamplingParams(temperature=0, max_tokens=1), engine.limits))
     while engine.has_work:

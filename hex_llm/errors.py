@@ -14,6 +14,7 @@
     - NumericalError        the model produced no usable number for one request         500
     - EngineDead            a step failed or the process went, so that there is no engine
     - Unavailable           not now: starting, draining, too long in the queue          503
+    - AdapterUnavailable    not now: the adapter's files cannot be had                  503
 
 A message is one sentence or two for the person who reads it: it names the value and the limit.
 """
@@ -78,6 +79,17 @@ class ContextTooLong(RequestError):
     code = "context_length_exceeded"
 
 
+class AdapterError(RequestError):
+    """The files of an adapter are none of a LoRA for this model."""
+
+    code = "adapter_invalid"
+
+
+class AdapterNotAllowed(RequestError):
+    status = 403
+    code = "adapter_not_allowed"
+
+
 class ChatTemplateMissing(RequestError):
     code = "chat_template_missing"
 
@@ -100,6 +112,10 @@ class NotFound(RequestError):
 
 class ModelNotFound(NotFound):
     code = "model_not_found"
+
+
+class AdapterNotFound(NotFound):
+    code = "adapter_not_found"
 
 
 class MethodNotAllowed(RequestError):
@@ -154,6 +170,13 @@ class EngineDead(ServerError):
     def __init__(self, message: str, *, status: int = 503):
         super().__init__(message)
         self.status = status
+
+
+class AdapterUnavailable(ServerError):
+    """Not now: what has the adapter does not answer, or the disk has no room for it."""
+
+    status = 503
+    code = "adapter_unavailable"
 
 
 class BlocksLost(EngineDead):

@@ -36,7 +36,6 @@ class Flag:
     at_least: int | None
     at_most: float | None
     refused: Mapping[Any, str]  # values that other servers take and we never will, each with the reason
-    needs: str | None  # the part that any value but the default needs, and that does not exist yet
 
     def show(self, value: Any) -> str:
         """The flag as one would type it."""
@@ -81,8 +80,6 @@ class Flag:
         if self.choices and value not in self.choices:
             raise ConfigError(f"{self.show(value)} is not one of {self.values}.")
         self._check_limits(value)
-        if self.needs and value != self.default:
-            raise ConfigError(f"{self.show(value)} needs {self.needs}, which this version does not have yet.")
         return value
 
     def _check_limits(self, value: Any) -> None:
@@ -106,7 +103,6 @@ def flag(
     at_least: int | None = None,
     at_most: float | None = None,
     refused: Mapping[Any, str] | None = None,
-    needs: str | None = None,
 ) -> Any:
     """A dataclass field that is a flag. Integers are at least 1 and fit 32 bits, unless told otherwise."""
     metadata = {
@@ -118,7 +114,6 @@ def flag(
         "at_least": at_least,
         "at_most": at_most,
         "refused": refused or {},
-        "needs": needs,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -257,8 +252,6 @@ def _help(flag: Flag) -> str:
     if flag.aliases:
         parts.append(f"Also {', '.join(_also(flag))}.")
     parts += [f"{value} is another word for {meant}." for value, meant in flag.synonyms.items()]
-    if flag.needs:
-        parts.append(f"Not yet: it needs {flag.needs}.")
     if flag.default is not None:
         parts.append(f"(default: {_default(flag)})")
     return " ".join(parts)
@@ -271,8 +264,8 @@ def markdown_tables(flags: Sequence[Flag]) -> str:
         lines += [
             f"## {group}",
             "",
-            "| flag | also spelled | values | default | meaning | here |",
-            "|---|---|---|---|---|---|",
+            "| flag | also spelled | values | default | meaning |",
+            "|---|---|---|---|---|",
         ]
         for flag in (flag for flag in flags if flag.group == group):
             names = [f"--{flag.name}"] + ([f"--no-{flag.name}"] if flag.kind is bool else [])
@@ -282,7 +275,6 @@ def markdown_tables(flags: Sequence[Flag]) -> str:
                 flag.values,
                 _default(flag),
                 flag.help,
-                f"not yet: needs {flag.needs}" if flag.needs else "yes",
             )
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         lines.append("")

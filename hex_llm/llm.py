@@ -1,6 +1,7 @@
 """The engine without a server: prompts in, texts out."""
 
 import itertools
+import queue
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,9 +17,11 @@ from hex_llm.build import build_engine, find_model
 from hex_llm.completion import Answer, Completion
 from hex_llm.config import Config
 from hex_llm.engine.admission import new_request
+from hex_llm.engine.carrier import AdapterLost, FromCarrier
 from hex_llm.engine.request import FinishReason, SamplingParams, TokenLogprobs
 from hex_llm.engine.sampling import shown
 from hex_llm.errors import ConfigError, NumericalError, RequestError
+from hex_llm.lora.open_store import open_store
 from hex_llm.source import text_folders
 from hex_llm.text.chat import encode_chat
 from hex_llm.text.tokenizer import Tokenizer
@@ -58,10 +61,16 @@ class LLM:
         tokenizer, model_folder = text_folders(self.config)
         self.tokenizer = Tokenizer.load(tokenizer, mode=self.config.tokenizer_mode, model_folder=model_folder)
         self.tokenizer.check_embedding(found.arch.vocab_size)
-        self.engine = build_engine(self.config, found)
+        self.engine = build_engine(self.config, found, hear=self.hear)
+        self._store = open_store(self.config) if self.config.enable_lora else None
         self._numbers = itertools.count()
         self._under_way: dict[str, Answer] = {}
         self._stepping = False
+        self._inbox: queue.SimpleQueue[FromCarrier] = queue.SimpleQueue()
+
+    def hear(self, message: FromCarrier) -> None:
+        """What the engine's carrier says, from any thread."""
+        self._inbox.put(message)
 
     def default_sampling(self, **changes: Any) -> SamplingParams:
         """What the model's generation_config.json recommends, with changes."""
@@ -72,12 +81,19 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: str | Sequence[str] = "",
         progress: bool = True,
     ) -> list[Result]:
-        """The answers to prompts, each a text or a list of tokens, in their order."""
+        """The answers to prompts, each a text or a list of tokens, in their order; by the model alone, or with an
+        adapter, or one each: a name of `lora_modules`, or a source under `lora_allowed_prefixes`.
+        """
         several = _several(prompts)
         samplings = self._one_each(sampling_params, len(several))
-        groups = [self._answers(prompt, each) for prompt, each in zip(several, samplings, strict=True)]
+        adapters = [adapter] * len(several) if isinstance(adapter, str) else list(adapter)
+        if len(adapters) != len(several):
+            raise RequestError(f"There are {len(several)} prompts and {len(adapters)} adapters; give one, or one each.")
+        asked = zip(several, samplings, adapters, strict=True)
+        groups = [self._answers(*each) for each in asked]
         answers = [answer for group in groups for answer in group]
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         bar = Progress(
@@ -97,16 +113,17 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: str | Sequence[str] = "",
         progress: bool = True,
     ) -> list[Result]:
         """The answers to conversations, by the model's chat template."""
         one = not messages or isinstance(messages[0], Mapping)
         conversations: Any = [messages] if one else messages
         prompts = [encode_chat(self.tokenizer, conversation) for conversation in conversations]
-        return self.generate(prompts, sampling_params, progress=progress)
+        return self.generate(prompts, sampling_params, adapter=adapter, progress=progress)
 
     def stream_chat(
-        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, *, adapter: str = ""
     ) -> Generator[str, None, FinishReason]:
         """The answer to one conversation, piece by piece, and at last why it ended. Leaving the loop early ends the
         request. NumericalError where the model breaks down.
@@ -114,7 +131,7 @@ class LLM:
         sampling = sampling_params or self.default_sampling()
         if sampling.n != 1:
             raise RequestError(f"n={sampling.n} must be 1: one answer is streamed.", param="n")
-        (answer,) = self._answers(encode_chat(self.tokenizer, messages), sampling)
+        (answer,) = self._answers(encode_chat(self.tokenizer, messages), sampling, adapter)
         with self._serving([answer]):
             while answer.has_unread or not answer.finished:
                 if answer.has_unread:
@@ -133,7 +150,11 @@ class LLM:
             raise RequestError(f"There are {count} prompts and {len(sampling)} SamplingParams; give one, or one each.")
         return list(sampling)
 
-    def _answers(self, prompt: Prompt, sampling: SamplingParams) -> list[Answer]:
+    def _answers(self, prompt: Prompt, sampling: SamplingParams, adapter: str) -> list[Answer]:
+        source = self.config.adapter_sources.get(adapter, adapter)
+        if source and self._store is None:
+            raise RequestError(f"adapter={shown(adapter)} needs enable_lora=True.", param="adapter")
+        identity = self._store.identify(source) if self._store and source else ""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         bad_words = self.tokenizer.encode_bad_words(sampling.bad_words)
         number = next(self._numbers)
@@ -147,6 +168,8 @@ class LLM:
                 bad_words=bad_words,
                 seed=self.config.seed + number,
                 index=index,
+                adapter=identity,
+                adapter_source=source,
             )
             for index in range(sampling.n)
         ]
@@ -182,8 +205,25 @@ class LLM:
                     finished.append(output.request_id)
                     del self._under_way[output.request_id]
                     self.engine.abort(output.request_id, FinishReason.STOP)  # where it was a stop string
+            finished += self._listen()
         finally:
             self._stepping = False
+        return finished
+
+    def _listen(self) -> list[str]:
+        """Takes in what the engine's carrier has said, and waits for it where nothing else can go on; returns what was
+        finished by it: the answers whose adapter cannot be had.
+        """
+        finished = []
+        block = self.engine.is_stuck and self.engine.has_work
+        while block or not self._inbox.empty():
+            message = self._inbox.get()
+            block = False
+            ended = self.engine.hear(message)
+            if isinstance(message, AdapterLost):
+                for answer in filter(None, (self._under_way.pop(request_id, None) for request_id in ended)):
+                    answer.fail(message.message)
+                    finished.append(answer.request.id)
         return finished
 
     def _leave(self, answer: Answer) -> None:

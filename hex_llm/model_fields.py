@@ -91,8 +91,15 @@ class Fields:
     def only(self, *names: str) -> None:
         """Refuses a field beyond these that says anything."""
         for name, value in self.values.items():
-            if name not in names and value not in (None, False, "", [], {}):
+            if name not in names and _says_something(value):
                 raise self.refuse(name, f"is {_shown(value)}, and what it means is not known")
+
+    def none_of(self, *names: str) -> None:
+        """Refuses those of these fields that say anything."""
+        for name in names:
+            value = self.values.get(name)
+            if _says_something(value):
+                raise self.refuse(name, f"is {_shown(value)}, which is not supported")
 
     def section(self, name: str) -> "Fields | None":
         """The object inside a field, or None where the field is absent."""
@@ -114,6 +121,10 @@ class Fields:
         if default is None:
             raise self.refuse(name, "is missing")
         return default
+
+
+def _says_something(value: Any) -> bool:
+    return value not in (None, False, "", [], {})
 
 
 def _shown(value: Any) -> str:

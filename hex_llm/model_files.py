@@ -72,11 +72,13 @@ def read_weight_map(path: Path) -> dict[str, str]:
     return weight_map
 
 
-def weight_files(names: Iterable[str], source: str) -> list[str]:
-    """The files with the weights where no index tells. Some hold the model twice: `consolidated*` is the other copy."""
+def weight_files(names: Iterable[str], source: str, start: str = "model") -> list[str]:
+    """The files with the weights where no index tells: those whose names begin so, or else all. Some hold the model
+    twice: `consolidated*` is the other copy.
+    """
     names = sorted(names)
     found = [name for name in names if name.endswith(".safetensors") and "/" not in name]
-    if own := [name for name in found if name.startswith("model")]:
+    if own := [name for name in found if name.startswith(start)]:
         return own
     if found:
         return found

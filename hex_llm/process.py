@@ -10,7 +10,7 @@ import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 # Exit codes of a server that has lost its engine.
@@ -19,8 +19,10 @@ ENGINE_DIED, ENGINE_HUNG = 70, 71
 # What the processes of one server prove with that they belong together; given to those that need it, by environment.
 CLUSTER_KEY = "HEX_LLM_CLUSTER_KEY"
 
-# What neither the engine nor a chat template has any business with.
-_SECRETS = ("HEXLLM_API_KEYS", "HEXLLM_CLUSTER_KEY", CLUSTER_KEY, "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+# What a child gets only if it is said so: a chat template has no business with any of it, an engine, which downloads
+# the model, with all but the hub's.
+HUB_SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+SECRETS = ("HEXLLM_API_KEYS", "HEXLLM_CLUSTER_KEY", CLUSTER_KEY, *HUB_SECRETS)
 _GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 
@@ -42,7 +44,7 @@ def start_child(
     arguments: Sequence[str],
     files: Sequence[int] = (),
     *,
-    secrets: bool = False,
+    secrets: Collection[str] = (),
     stdout: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
@@ -50,7 +52,7 @@ def start_child(
 
     The kernel ends it together with the thread that calls this.
     """
-    kept = {name: value for name, value in os.environ.items() if secrets or name not in _SECRETS}
+    kept = {name: value for name, value in os.environ.items() if name in secrets or name not in SECRETS}
     held = hold_signals()
     try:
         return subprocess.Popen(

@@ -32,15 +32,15 @@ engine
 text
 source launch
 peer
-catalog config command channel download
-flags log model_fields model_files frames process topology progress
+catalog config command channel download safetensors_file
+flags log model_fields model_files module_names frames process topology progress
 errors pytree seal
 """
 RANK = {name: rank for rank, line in enumerate(RANKS.split("\n")) for name in line.split()}
 NO_JAX = {
     "cli", "models_cli", "server", "completion", "engine", "text", "source", "catalog", "config", "flags", "log",
-    "model_fields", "model_files", "frames", "process", "command", "errors", "launch", "peer", "channel", "seal",
-    "topology", "download", "progress",
+    "model_fields", "model_files", "module_names", "frames", "process", "command", "errors", "launch", "peer",
+    "channel", "seal", "topology", "download", "progress", "lora", "safetensors_file",
 }  # fmt: skip
 
 # What can run code that came as data, and torch, which the package does without.

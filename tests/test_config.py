@@ -13,7 +13,6 @@ from hex_llm.errors import ConfigError
 from hex_llm.flags import flags_of
 
 FLAGS = {flag.name: flag for flag in flags_of(Config)}
-NOT_YET = [flag for flag in FLAGS.values() if flag.needs]
 
 # As Google's page of Hex-LLM's arguments has them.
 DOCUMENTED = {
@@ -138,6 +137,8 @@ def test_every_spelling_of_a_flag_sets_its_field(name, line, value):
         ("--dtype=float32", "--dtype float"),
         ("--tokenizer_mode=slow", "--tokenizer-mode slow"),
         ("--no-enable_jit", "--no-enable-jit"),
+        ("--enable_lora --lora_modules=a=x,b=gs://c/d", "--enable-lora --lora-modules a=x,b=gs://c/d"),
+        ("--max_num_mem_cached_lora=4", "--max-loras 4"),
         ("--model=folder", "folder"),
         ("--model=folder --seed=42", "--seed 42 folder"),
     ],
@@ -162,25 +163,6 @@ def test_an_alias_belongs_to_one_flag():
 
 def test_given_twice_the_last_one_counts():
     assert parse("--max_decode_seqs=4 --max-num-seqs=8").max_decode_seqs == 8
-
-
-@pytest.mark.parametrize("flag", NOT_YET, ids=lambda flag: flag.name)
-def test_a_flag_whose_part_is_missing_says_so_and_takes_its_default(flag):
-    value = another_value(flag.name)
-    expected = f"{flag.show(value)} needs {flag.needs}, which this version does not have yet."
-    assert refusal(flag.show(value)) == expected
-    with pytest.raises(ConfigError, match=flag.name):
-        Config(**{flag.name: value})
-    if flag.default is not None:
-        assert parse(flag.show(flag.default)) == Config()
-
-
-def test_the_parts_to_come_are_the_only_ones_missing():
-    assert {flag.needs: [other.name for other in NOT_YET if other.needs == flag.needs] for flag in NOT_YET} == {
-        "LoRA adapters": ["enable_lora", "max_lora_rank", "enable_lora_cache", "max_num_mem_cached_lora"],
-    }
-    expected = "--max_lora_rank=8 needs LoRA adapters, which this version does not have yet."
-    assert refusal("--max-lora-rank 8") == expected
 
 
 @pytest.mark.parametrize(
@@ -319,6 +301,42 @@ def test_settings_that_go_together_are_accepted(line):
     parse(line)
 
 
+def test_adapters_have_names_and_prefixes():
+    config = parse("--enable_lora --lora_modules=a=gs://b/c=d,,e=f/g --lora_allowed_prefixes=gs://b/c/,owner/")
+    assert config.adapter_sources == {"a": "gs://b/c=d", "e": "f/g"}
+    assert config.adapter_prefixes == ("gs://b/c/", "owner/")
+    assert Config().adapter_sources == {}
+    assert Config().adapter_prefixes == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--lora_modules=a=x", "--lora_modules=a=x needs --enable_lora."),
+        ("--lora_allowed_prefixes=gs://b/", "--lora_allowed_prefixes=gs://b/ needs --enable_lora."),
+        ("--enable_lora --lora_modules=a=x,a=y", "--lora_modules names two adapters 'a'."),
+        ("--enable_lora --lora_modules=m=x --model=m", "--lora_modules: 'm' is a name of the model itself."),
+        ("--enable_lora --lora_modules=hex-mini=x", "--lora_modules: 'hex-mini' is a name of the model itself."),
+        (
+            "--enable_lora --lora_modules=n=x --served_model_name=m,n",
+            "--lora_modules: 'n' is a name of the model itself.",
+        ),
+        *(
+            (
+                f"--enable_lora --lora_modules={each}",
+                f"--lora_modules: {each[:200]!r} is not NAME=SOURCE, with a name of 1 to 256 characters and no space in"
+                " it; several have commas between.",
+            )
+            for each in ("a", "a=", "=x", f"{'a' * 257}=x")
+        ),
+        ("--max_lora_rank=513", "--max_lora_rank=513 must be at most 512."),
+        ("--max_num_mem_cached_lora=257", "--max_num_mem_cached_lora=257 must be at most 256."),
+    ],
+)
+def test_adapters_that_could_not_be_served_are_refused(line, message):
+    assert refusal(line) == message
+
+
 def test_a_length_beyond_the_models_context_is_refused():
     assert Config().model_len(8192) == 8192
     assert Config(max_model_len=4096).model_len(8192) == 4096
@@ -341,6 +359,10 @@ def test_a_length_beyond_the_models_context_is_refused():
         (
             "one --served-model-name a b",
             "Of 'one' 'b' only one can be the model. Several names have commas between: --served_model_name=a,...",
+        ),
+        (
+            "one --enable_lora --lora-modules a=x b=y",
+            "Of 'one' 'b=y' only one can be the model. Several names have commas between: --lora_modules=a=x,...",
         ),
         ("--cors_origins=foo", "--cors_origins: 'foo' is no origin such as https://example.com, nor *."),
     ],
@@ -385,7 +407,6 @@ def test_help_shows_every_flag_in_its_group():
     assert all(f"{flag.group}:" in text for flag in FLAGS.values())
     flat = " ".join(text.split())
     assert "Also --max_running_seqs, --max-num-seqs. (default: 256)" in flat
-    assert "Not yet: it needs LoRA adapters." in flat
     assert "safetensors is another word for auto. (default: auto)" in flat
 
 
@@ -422,5 +443,4 @@ def test_the_page_of_flags_has_a_row_for_each():
     rows = [line for line in flags_markdown().splitlines() if line.startswith("| `--")]
     assert len(rows) == len(FLAGS) + len(RETIRED) + len(VLLM)
     assert any("`--max_running_seqs` `--max-num-seqs` | integer at least 1 | 256 |" in row for row in rows)
-    assert any(row.endswith("| not yet: needs LoRA adapters |") for row in rows)
     assert any("| `--load_format` |  | auto (or safetensors), dummy | auto |" in row for row in rows)

@@ -1,13 +1,18 @@
 """The engine with its text side: what LLM.generate and LLM.chat promise."""
 
 import gc
+import threading
 import weakref
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from hex_llm import LLM, Config, SamplingParams
+from hex_llm.engine.admission import new_request
+from hex_llm.engine.carrier import AdapterHere, AdapterLost
+from hex_llm.engine.engine import Engine
 from hex_llm.engine.request import FinishReason
 from hex_llm.errors import (
     ChatTemplateMissing,
@@ -18,6 +23,8 @@ from hex_llm.errors import (
     RequestError,
 )
 from tests.checkpoints import write_llama
+from tests.engine.fake_carrier import FakeCarrier
+from tests.engine.fakes import FakeRunner
 from tests.runner.engines import SMALL
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
@@ -202,6 +209,47 @@ def test_what_a_step_fails_with_is_passed_on_and_later_calls_say_that_the_engine
             llm.generate("x", GREEDY, progress=False)
     with pytest.raises(EngineDead):
         next(llm.stream_chat(HI, GREEDY))
+
+
+# Adapters that are on their way
+
+
+@pytest.fixture
+def adapted(llm, monkeypatch):
+    """All that is asked of it names an adapter, and its runner has no model."""
+    limits = replace(llm.engine.limits, num_adapters=1)
+    monkeypatch.setattr(llm, "engine", Engine(FakeRunner(limits), limits, carrier=FakeCarrier()))
+    named = partial(new_request, adapter="a", adapter_source="gs://adapters/a")
+    monkeypatch.setattr("hex_llm.llm.new_request", named)
+    return llm
+
+
+def test_a_call_waits_for_an_adapter_without_looking_again_and_again(llm, adapted, monkeypatch):
+    step, steps = llm.engine.step, []
+
+    def counted():
+        steps.append("step")
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", counted)
+    timer = threading.Timer(0.2, llm.hear, [AdapterHere("a", "a")])
+    timer.start()
+    (result,) = llm.generate("hello", SamplingParams(max_tokens=16, ignore_eos=True), progress=False)
+    timer.join()
+    assert len(result.outputs[0].token_ids) == 16
+    assert len(steps) < 30
+    assert llm.engine.stats().total_adapter_loads == 1
+    llm.engine.check()
+
+
+def test_answers_whose_adapter_cannot_be_had_say_so(llm, adapted):
+    threading.Timer(0.05, llm.hear, [AdapterLost("a", "It is no adapter.", "adapter_invalid", 400)]).start()
+    results = llm.generate(["hello", "ho"], GREEDY, progress=False)
+    for result in results:
+        (output,) = result.outputs
+        assert (output.finish_reason, output.error, output.text) == (FinishReason.ERROR, "It is no adapter.", "")
+    assert llm.engine.is_idle
+    llm.engine.check()
 
 
 # A model that breaks down

@@ -202,7 +202,11 @@ def _prompts(subject: Subject, settings: Settings, count: int, number: int) -> l
 
 def _bodies(subject: Subject, settings: Settings, prompts: Sequence[Prompt]) -> list[bytes]:
     options = settings.options
-    return [options.api.message(each, subject.model, options.sampling, settings.extra_body) for each in prompts]
+    models = options.adapters or (subject.model,)  # which take turns
+    return [
+        options.api.message(each, models[number % len(models)], options.sampling, settings.extra_body)
+        for number, each in enumerate(prompts)
+    ]
 
 
 def _count(prompt: Prompt, outcome: Outcome, subject: Subject, settings: Settings) -> Counted | str:

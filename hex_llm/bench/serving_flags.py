@@ -38,6 +38,9 @@ class Options:
     endpoint: str | None = flag("Server", None, "The route; that of the backend, unless given.")
     model: str | None = flag("Server", None, "The model; the first that /v1/models lists, unless given.")
     served_model_name: str | None = flag("Server", None, "The name to send, where it is not that of model.")
+    lora_modules: str | None = flag(
+        "Server", None, "Adapters of the server's, with commas between, which requests name in turn for the model."
+    )
     tokenizer: str | None = flag(
         "Server",
         None,
@@ -117,8 +120,16 @@ class Options:
                 f"--sonnet_prefix_len={self.sonnet_prefix_len} is a part of --sonnet_input_len={self.sonnet_input_len}"
                 " and cannot be more."
             )
+        if self.lora_modules and not self.api.names_model:
+            raise ConfigError(f"--lora_modules needs a backend whose requests name a model; --backend={self.backend}.")
+        if not all(self.adapters):
+            raise ConfigError(f"--lora_modules={self.lora_modules} has an empty name.")
         if self.save_detailed and not self.save_result:
             raise ConfigError("--save_detailed needs --save_result.")
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        return tuple(each.strip() for each in self.lora_modules.split(",")) if self.lora_modules else ()
 
     @property
     def api(self) -> Backend:

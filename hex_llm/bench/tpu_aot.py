@@ -118,7 +118,9 @@ def measure(row: Row) -> Result:
         buckets = make_buckets(config, model, mesh)
         plan = plan_memory(config, model, mesh, buckets, Memory(usable, 0))
     blocks, needs = plan.compiler.programs.shapes.num_pages, plan.needs
-    forwards = [program for program in largest_programs(buckets) if isinstance(program, Forward)]
+    forwards = [
+        program for program in largest_programs(buckets, adapters=config.enable_lora) if isinstance(program, Forward)
+    ]
     result = Result(
         name=row.name,
         devices=mesh.size,

@@ -27,10 +27,10 @@ def open_source(reference: Reference, cache: Path | None = None) -> Source:
     """`cache` is for downloads of all kinds; without it, the hub's are where its own tools have them."""
     if isinstance(reference, OnHub):
         return HubSource(reference, HubSettings.of_environment(cache))
-    return BucketSource(reference, cache or _user_cache() / "hex_llm" / "models")
+    return BucketSource(reference, cache or user_cache() / "hex_llm" / "models")
 
 
-def _user_cache() -> Path:
+def user_cache() -> Path:
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     # The XDG rules say to take no notice of a relative path.
     return given if given.is_absolute() else Path.home() / ".cache"
@@ -55,35 +55,36 @@ def fetch(source: Source, wanted: Wanted, *, timeout_s: float, report: Report = 
             raise
         logger.warning("%s What is here from before is taken: %s.", error, kept)
         return kept
+    return fetch_listed(source, listing, wanted, timeout_s=timeout_s, report=report)
+
+
+def fetch_listed(source: Source, listing: Listing, wanted: Wanted, *, timeout_s: float, report: Report) -> Path:
+    """The same, of a source that has been asked what it has."""
     wanted.check(listing.files, str(source))
     folder, patience = source.store.snapshot(listing.version), Patience(timeout_s)
     names = wanted.chosen(listing.files)
-    get(source, listing, names, wanted, patience, report)
+    _get(source, listing, names, patience, report)
     weights = wanted.chosen_weights(listing.files, folder, str(source))
-    get(source, listing, [*names, *weights], wanted, patience, report)
-    if listing.ref:
+    _get(source, listing, [*names, *weights], patience, report)
+    if listing.ref is not None:
         source.store.remember(listing.ref, listing.version)
     return folder
 
 
-def get(
-    source: Source, listing: Listing, names: Sequence[str], wanted: Wanted, patience: Patience, report: Report
-) -> None:
+def _get(source: Source, listing: Listing, names: Sequence[str], patience: Patience, report: Report) -> None:
     """Has files be there, under their names."""
     files, store, version = [listing.files[name] for name in names], source.store, listing.version
-    total = sum(file.size for file in files)
-    if wanted.most_bytes is not None and total > wanted.most_bytes:
-        raise DownloadError(f"{source} has {size(total)}, and at most {size(wanted.most_bytes)} are downloaded.")
-    store.prepare(version)
-    if not all(store.has(version, file) for file in files):
-        with store.lock(report):
-            missing = {store.blob(file): file for file in files if not store.has(version, file)}
+    if files and all(store.is_named(version, file) for file in files):  # on a disk that is only read, perhaps
+        return
+    with store.lock(report):
+        store.prepare(version)
+        if missing := {store.blob(file): file for file in files if not store.has(version, file)}:
             check_room(str(source), missing, store.folder)
-            present = sum(file.size for file in missing.values())
-            with progress(f"Downloading {source}", f"Downloaded %s of {source}", present, report) as advance:
+            total = sum(file.size for file in missing.values())
+            with progress(f"Downloading {source}", f"Downloaded %s of {source}", total, report) as advance:
                 download(missing, source.site, patience, advance)
-    for file in files:
-        store.link(version, file)
+        for file in files:
+            store.link(version, file)
 
 
 def check_room(what: str, missing: Mapping[Path, RemoteFile], folder: Path) -> None:

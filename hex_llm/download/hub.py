@@ -17,7 +17,7 @@ from hex_llm.download.remote_file import Digest, RemoteFile
 from hex_llm.download.site import Site
 from hex_llm.download.source import Listing
 from hex_llm.download.store import Store
-from hex_llm.errors import DownloadError
+from hex_llm.errors import ConfigError, DownloadError
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HEX = re.compile(r"[0-9a-f]{40,64}")
@@ -35,8 +35,12 @@ class HubSettings:
         # Takes a second to import, which only those wait for who name a model of the hub.
         from huggingface_hub import constants, get_token
 
-        endpoint, offline = constants.ENDPOINT.rstrip("/"), constants.HF_HUB_OFFLINE
-        return cls(endpoint, cache or Path(constants.HF_HUB_CACHE), get_token(), offline)
+        endpoint, token = constants.ENDPOINT, get_token()
+        if not endpoint.startswith(("http://", "https://")):
+            raise ConfigError(f"HF_ENDPOINT={endpoint} is no address: those begin with http:// or https://.")
+        if token and not (token.isascii() and token.isprintable()):
+            raise ConfigError("The token for the hub has a character that no token has: see HF_TOKEN.")
+        return cls(endpoint, cache or Path(constants.HF_HUB_CACHE), token, constants.HF_HUB_OFFLINE)
 
 
 class HubSource:

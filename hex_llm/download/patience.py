@@ -14,9 +14,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 64.0
 
 
 class Again(Exception):
-    """Something that did not work and may work later; `after` are the seconds that the other side asks to wait."""
+    """Something that did not work and may work later; the other side asks to wait `after` seconds, or more."""
 
-    def __init__(self, reason: str, after: float | None = None):
+    def __init__(self, reason: str, after: float = 0.0):
         super().__init__(reason)
         self.after = after
 
@@ -35,19 +35,21 @@ class Patience:
 
     def renew(self) -> None:
         """Something has come."""
-        if self._stop.is_set():
-            raise Stopped
+        self.check()
         self._since = time.monotonic()
 
     def stop(self) -> None:
-        """Has all threads end soon."""
+        """Has all threads end soon: whatever they call here raises Stopped."""
         self._stop.set()
+
+    def check(self) -> None:
+        if self._stop.is_set():
+            raise Stopped
 
     def wait(self, again: Again, attempt: int) -> None:
         """Before a try that follows `attempt` others, counted from 0. DownloadError where there is none any more."""
-        pause = again.after
-        if pause is None:
-            pause = min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S) * random.uniform(0.75, 1)
+        pause = min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S) * random.uniform(0.75, 1)
+        pause = max(pause, again.after)
         if time.monotonic() + pause > self._since + self._seconds:
             raise DownloadError(f"{again} It is given up after {self._seconds:g} s without a byte.")
         logger.warning("%s Once more in %.1f s.", again, pause)

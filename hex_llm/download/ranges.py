@@ -136,6 +136,7 @@ class _Part:
     def _get(self, span: range, advance: Advance) -> None:
         at, tries = span.start, 0
         while at < span.stop:
+            self._patience.check()
             reached, again = self._read(at, span.stop, tries, advance)
             tries = 0 if reached > at else tries
             at = reached
@@ -151,9 +152,12 @@ class _Part:
                 self._url = str(response.url)
                 skip = at if response.status_code == 200 else 0  # a server may know no ranges
                 for chunk in response.iter_raw():
-                    self._patience.renew()
+                    self._patience.check()
                     own = chunk[skip : skip + end - at]
                     skip = max(0, skip - len(chunk))
+                    if not own:
+                        continue
+                    self._patience.renew()
                     self._write(own, at)
                     at += len(own)
                     advance(len(own))
@@ -165,7 +169,7 @@ class _Part:
             if url == self.file.url or error.status not in _GONE:
                 raise
             self._url = self.file.url
-            return at, Again(str(error), after=0)
+            return at, Again(str(error))
         return at, Again(f"{self.file.full_name}: what came ended at byte {at}, before byte {end}.")
 
     def _write(self, data: bytes, at: int) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hex_llm.download.fetch import check_room, fetch
-from hex_llm.download.patience import Patience, persist
+from hex_llm.download.fetch import check_room, fetch_listed
+from hex_llm.download.patience import Again, Patience, persist
 from hex_llm.download.ranges import download
 from hex_llm.download.remote_file import RemoteFile
 from hex_llm.download.source import Source
 from hex_llm.download.wanted import MODEL
+from hex_llm.errors import DownloadError
 from hex_llm.progress import Report, progress, tell_nobody
 
 
@@ -34,9 +35,14 @@ class Shards:
         file = self.files[name]
 
         def attempt(number: int) -> bytes:
-            with self._source.site.open(file.full_name, file.url, span=(first, end), attempt=number) as response:
+            site = self._source.site
+            with site.open(file.full_name, file.url, span=(first, end), attempt=number) as response:
+                if response.status_code != 206:
+                    raise DownloadError(f"{file.full_name}: {site.address} sends no parts of files, only all of it.")
                 content = response.read()
-            return content if response.status_code == 206 else content[first:end]
+            if len(content) != end - first:
+                raise Again(f"{file.full_name}: of the bytes from {first} to {end} {len(content)} came.")
+            return content
 
         return persist(attempt, Patience(self._timeout_s))
 
@@ -79,8 +85,9 @@ class Shards:
 
 def open_shards(source: Source, *, timeout_s: float, report: Report = tell_nobody) -> Shards:
     """NoSpace where not even the largest file has room."""
-    folder = fetch(source, dataclasses.replace(MODEL, weights=False), timeout_s=timeout_s, report=report)
     listing = source.list(Patience(timeout_s))
+    others = dataclasses.replace(MODEL, weights=False)
+    folder = fetch_listed(source, listing, others, timeout_s=timeout_s, report=report)
     files = [listing.files[name] for name in MODEL.chosen_weights(listing.files, folder, str(source))]
     shards = Shards(source, folder, files, timeout_s, report)
     largest = max(files, key=lambda file: file.size)

@@ -17,6 +17,14 @@ _CONNECT_S = 10.0
 _FIRST_READ_S, _LONGEST_READ_S = 10.0, 60.0  # without a byte, after which a connection is given up
 _PASSING = {408, 425, 429, 500, 502, 503, 504}  # statuses that may be others in a while
 _LONGEST_REASON = 300
+# What no other try would change. Their texts are not shown: what cannot be sent may be a token.
+_HOPELESS = (
+    httpx.UnsupportedProtocol,
+    httpx.LocalProtocolError,
+    httpx.DecodingError,
+    httpx.TooManyRedirects,
+    httpx.InvalidURL,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +79,11 @@ class Site:
                 if response.status_code not in (200, 206):
                     raise self._refusal(what, response)
                 yield response
+        except _HOPELESS as error:
+            raise DownloadError(f"{what}: {_host(url)} does not lead to it ({type(error).__name__}).") from None
         except httpx.TransportError as error:
             reason = str(error) or type(error).__name__
             raise Again(f"{what}: the connection to {_host(url)} failed ({reason[:_LONGEST_REASON]}).") from None
-        except (httpx.InvalidURL, httpx.TooManyRedirects) as error:
-            raise DownloadError(f"{what}: {self.address} does not lead to it ({error}).") from None
 
     def _refusal(self, what: str, response: httpx.Response) -> Again | DownloadError:
         status, reason = response.status_code, _reason(response)
@@ -103,12 +111,12 @@ def _reason(response: httpx.Response) -> str:
     return " ".join(str(words).split())[:_LONGEST_REASON].rstrip(".")
 
 
-def _retry_after(response: httpx.Response) -> float | None:
-    """In seconds; the header has them, or a date."""
+def _retry_after(response: httpx.Response) -> float:
+    """In seconds; the header has them, or a date, or is not there."""
     text = response.headers.get("retry-after", "")
     if text.isdecimal():
         return float(text)
     try:
         return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
     except ValueError:
-        return None
+        return 0.0

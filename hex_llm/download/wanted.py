@@ -34,11 +34,11 @@ class Wanted:
     patterns: tuple[str, ...]
     required: str | None = None
     weights: bool = False
-    most_bytes: int | None = None
 
     def chosen(self, names: Iterable[str]) -> list[str]:
-        """Those among a source's files that are wanted in any case."""
-        return sorted(name for name in names if any(fnmatchcase(name, pattern) for pattern in self.patterns))
+        """Those among a source's files that are wanted in any case. What lies in a folder below is another's."""
+        own = (name for name in names if "/" not in name)
+        return sorted(name for name in own if any(fnmatchcase(name, pattern) for pattern in self.patterns))
 
     def chosen_weights(self, names: Iterable[str], folder: Path, source: str) -> list[str]:
         """The files with the weights; `folder` has the index, where there is one."""
@@ -71,6 +71,3 @@ class Wanted:
 # What describes a model, and turns text to tokens.
 TEXT = Wanted((*_MODEL_FILES, *_TOKENIZER_FILES))
 MODEL = Wanted((*TEXT.patterns, WEIGHTS_INDEX), required="config.json", weights=True)
-ADAPTER = Wanted(
-    ("adapter_config.json", "adapter_model.safetensors"), required="adapter_config.json", most_bytes=2 * 2**30
-)

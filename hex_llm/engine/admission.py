@@ -21,6 +21,7 @@ def new_request(
     seed: int = 0,
     index: int = 0,
     adapter: str = "",
+    adapter_source: str = "",
     cache_salt: str = "",
 ) -> Request:
     """The `index`-th of the `sampling.n` requests for a prompt. RequestError where it cannot be served.
@@ -39,6 +40,7 @@ def new_request(
         bad_words=tuple(tuple(word) for word in bad_words),
         seed=fold_seed(seed if sampling.seed is None else sampling.seed, index),
         adapter=adapter,
+        adapter_source=adapter_source,
         cache_salt=cache_salt,
     )
     _check_bounds(request, tokens, limits)
@@ -83,6 +85,11 @@ def _check_bounds(request: Request, tokens: np.ndarray, limits: Limits) -> None:
             "that the output may have.",
             param="min_tokens",
         )
+    if request.adapter and not limits.num_adapters:
+        raise RequestError(
+            f"The request names the adapter {shown(request.adapter_source)}, and adapters are not served here."
+        )
+    assert bool(request.adapter) == bool(request.adapter_source), "an adapter has an identity and a source"
     _check_tokens(tokens, "prompt", limits)
 
 

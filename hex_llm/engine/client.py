@@ -107,9 +107,9 @@ class EngineClient:
                 self._step(outputs, begun)
             case Alive():
                 self.alive = message
-            case Refused(request_id, text, param, code, expired):
+            case Refused(request_id):
                 if sink := self._sinks.pop(request_id, None):
-                    tell_failure(sink, _refusal(text, param, code, expired=expired))
+                    tell_failure(sink, _refusal(message))
             case Starting():
                 self.progress = message
                 self._compiling = self.ready is None or message.done < 1
@@ -159,10 +159,19 @@ class EngineClient:
             tell_failure(sink, EngineDead("The engine stopped while it worked on the request.", status=500))
 
 
-def _refusal(text: str, param: str | None, code: str | None, *, expired: bool) -> HexError:
-    if expired:
+def _refusal(refused: Refused) -> HexError:
+    text, code, status = refused.message, refused.code, refused.status
+    if refused.expired:
         return Unavailable(text, code="queue_timeout")
-    return BlocksLost(text, status=500) if code == BLOCKS_LOST else RequestError(text, param=param, code=code)
+    if code == BLOCKS_LOST:
+        return BlocksLost(text, status=500)
+    if status < 500:
+        error = RequestError(text, param=refused.param, code=code)
+    else:
+        error = ServerError(text)
+        error.code = code or error.code
+    error.status = status
+    return error
 
 
 def tell_failure(sink: Sink, error: HexError) -> None:

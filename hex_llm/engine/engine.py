@@ -1,18 +1,20 @@
 """The loop: plan a step, start it, read the one before it."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
+from hex_llm.engine.adapters import Adapters
 from hex_llm.engine.admission import check_request
+from hex_llm.engine.carrier import AdapterHere, AdapterLost, Carrier, FromCarrier
 from hex_llm.engine.handover import FromPorter, Porter
 from hex_llm.engine.handovers import Handovers
 from hex_llm.engine.limits import Limits
 from hex_llm.engine.output import Output, Stats
 from hex_llm.engine.request import FinishReason, Request
 from hex_llm.engine.scheduler import Scheduler
-from hex_llm.engine.step import Copier, PendingStep, Runner, Slice
+from hex_llm.engine.step import Copier, Loader, PendingStep, Runner, Slice
 from hex_llm.errors import EngineDead, RequestError
 
 
@@ -26,14 +28,24 @@ class Engine:
     on, and from then on there is nothing but EngineDead.
 
     With a porter, and a runner that is also a `Copier`, it can hand requests over to other engines and take them over;
-    whoever owns it passes on to `hear` what the porter says.
+    whoever owns it passes on to `hear` what the porter says. With a carrier, and a runner that is also a `Loader`, it
+    serves requests that name adapters, and the same goes for what the carrier says.
     """
 
-    def __init__(self, runner: Runner, limits: Limits, *, max_in_flight: int = 1, porter: Porter | None = None):
+    def __init__(
+        self,
+        runner: Runner,
+        limits: Limits,
+        *,
+        max_in_flight: int = 1,
+        porter: Porter | None = None,
+        carrier: Carrier | None = None,
+    ):
         self.limits = limits
         self._runner = runner
         self._max_in_flight = max_in_flight
-        self._scheduler = Scheduler(limits)
+        self._adapters = Adapters(limits.num_adapters, cast(Loader, runner), carrier)
+        self._scheduler = Scheduler(limits, self._adapters)
         self._in_flight: deque[tuple[list[Slice], PendingStep]] = deque()
         self._failure: BaseException | None = None  # what a step failed with
         self._handovers: Handovers | None = None
@@ -41,7 +53,7 @@ class Engine:
             self._handovers = Handovers(cast(Copier, runner), self._scheduler, porter)
         # Called again and again while another engine may ask for blocks, which are not to wait for the step under way.
         self.while_waiting: Callable[[], None] = lambda: None
-        self.is_stuck = False  # the last `step` had nothing to do: all that is here waits for other engines
+        self.is_stuck = False  # the last `step` had nothing to do: all that is here waits for others
 
     def add(self, request: Request) -> None:
         """Queues a request, or refuses it: RequestError."""
@@ -67,12 +79,19 @@ class Engine:
             self._scheduler.finish(request, reason)
         return was_held or request is not None
 
-    def hear(self, message: FromPorter) -> None:
-        """Takes in what the porter says."""
+    def hear(self, message: FromPorter | FromCarrier) -> Sequence[str]:
+        """Takes in what the porter or the carrier says; returns the requests that have ended for want of an adapter."""
         self._check_alive()
-        assert self._handovers is not None, "there is no porter"
         with self._ending():
-            self._handovers.hear(message)
+            match message:
+                case AdapterHere():
+                    self._adapters.stage(message)
+                case AdapterLost(identity):
+                    return self._end_without(identity)
+                case _:
+                    assert self._handovers is not None, "there is no porter"
+                    self._handovers.hear(message)
+        return ()
 
     def expire(self, now: float) -> list[str]:
         """Gives up requests that were handed over and that no engine has taken for long."""
@@ -103,6 +122,15 @@ class Engine:
             if self._handovers is not None:
                 self._handovers.read(outputs)
             return outputs
+
+    def _end_without(self, adapter: str) -> list[str]:
+        """Ends the requests that wait for an adapter which cannot be had."""
+        if not self._adapters.lose(adapter):
+            return []
+        ended = [each.id for each in self._scheduler.waiting.values() if each.adapter == adapter]
+        for request_id in ended:
+            self.abort(request_id)
+        return ended
 
     @contextmanager
     def _ending(self, but: type[BaseException] | tuple[()] = ()) -> Iterator[None]:
@@ -151,8 +179,8 @@ class Engine:
 
     @property
     def waits_for_others(self) -> bool:
-        """Whether blocks are on their way from or to another engine."""
-        return bool(self._scheduler.coming or self._scheduler.held)
+        """Whether blocks are on their way from or to another engine, or an adapter is to this one."""
+        return bool(self._scheduler.coming or self._scheduler.held or self._adapters.are_awaited)
 
     @property
     def is_idle(self) -> bool:
@@ -160,11 +188,11 @@ class Engine:
         return not (self.has_work or self.waits_for_others)
 
     def stats(self) -> Stats:
-        stats = self._scheduler.stats()
+        stats = self._adapters.counted(self._scheduler.stats())
         return stats if self._handovers is None else self._handovers.counted(stats)
 
     def check(self) -> None:
-        """Asserts that no block and no slot is lost; when idle, that all of them are free."""
+        """Asserts that no block and no slot is lost; when idle, that all of them are free and no adapter is in use."""
         self._scheduler.check()
         if self.is_idle:
             assert self.stats().blocks_used == 0, "an idle engine holds blocks"

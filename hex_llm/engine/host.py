@@ -15,6 +15,7 @@ import msgspec
 
 from hex_llm import frames
 from hex_llm.channel import Channel
+from hex_llm.engine.carrier import AdapterLost, FromCarrier
 from hex_llm.engine.engine import Engine
 from hex_llm.engine.handover import FromPorter, Lost, Taken
 from hex_llm.engine.output import Output
@@ -105,7 +106,8 @@ class EngineHost:
     def __init__(self, channels: Sequence[Channel], *, queue_timeout: float):
         self._connections = [Connection(each) for each in channels]
         self._queue_timeout = queue_timeout
-        self._inbox: queue.SimpleQueue[tuple[Connection, ToEngine | None] | FromPorter] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[Connection, ToEngine | None] | FromPorter | FromCarrier]
+        self._inbox = queue.SimpleQueue()
         self._entries: dict[str, _Entry] = {}
         self._groups: dict[tuple[Connection, str], _Group] = {}
         self._clocks: dict[_Group, float] = {}  # arrivals of those that nobody has begun with
@@ -120,8 +122,8 @@ class EngineHost:
         for each in self._connections:
             threading.Thread(target=self._read, args=(each,), daemon=True, name="read").start()
 
-    def hear(self, message: FromPorter) -> None:
-        """What the engine's porter says, from any thread."""
+    def hear(self, message: FromPorter | FromCarrier) -> None:
+        """What the engine's porter and its carrier say, from any thread."""
         self._inbox.put(message)
 
     def tell(self, message: msgspec.Struct) -> None:
@@ -205,8 +207,7 @@ class EngineHost:
             if isinstance(message, tuple):
                 self._take(engine, *message)
             else:
-                engine.hear(message)
-                self._end_handover(message)
+                self._tell(message, engine.hear(message))
 
     def _take(self, engine: Engine, connection: Connection, message: ToEngine | None) -> None:
         match message:
@@ -224,15 +225,22 @@ class EngineHost:
                 for request_id in list(connection.request_ids):
                     self._end(engine, request_id, FinishReason.ABORT)
 
-    def _end_handover(self, message: FromPorter) -> None:
+    def _tell(self, message: FromPorter | FromCarrier, ended: Sequence[str]) -> None:
+        """Tells of requests that have ended with what was heard."""
         match message:
             case Taken(request_id):
                 self._forget(request_id)
             case Lost(request_id, reason):
-                if entry := self._entries.get(request_id):
-                    text = f"The blocks of the request could not be had from the engine that computed them: {reason}."
-                    entry.connection.send(Refused(request_id, text, None, BLOCKS_LOST, expired=False))
-                    self._forget(request_id)
+                text = f"The blocks of the request could not be had from the engine that computed them: {reason}."
+                self._refuse(Refused(request_id, text, None, BLOCKS_LOST, expired=False))
+            case AdapterLost(_, text, code, status):
+                for request_id in ended:
+                    self._refuse(Refused(request_id, text, None, code, expired=False, status=status))
+
+    def _refuse(self, message: Refused) -> None:
+        if entry := self._entries.get(message.request_id):
+            entry.connection.send(message)
+            self._forget(message.request_id)
 
     def _send(self, engine: Engine, outputs: Sequence[Output]) -> None:
         now = time.monotonic()

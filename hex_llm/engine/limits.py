@@ -20,6 +20,7 @@ class Limits:
     prefix_unit: int = 1  # prefix hits are reported in multiples of it
     reach: int | None = None  # how many of the last tokens, itself among them, a token sees in any layer; None: all
     rope_switch: int | None = None  # tokens above which a sequence is rotated otherwise; None: never
+    num_adapters: int = 0  # on the device at once; with 0, no request may name one
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "max_model_len", "block_size", "max_running", "max_prefills", "prefix_unit"):
@@ -27,6 +28,8 @@ class Limits:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
         if self.reach is not None and self.reach < 2:  # or a prefix would count as found that nobody has computed
             raise ConfigError(f"reach={self.reach} must be at least 2.")
+        if self.num_adapters < 0:
+            raise ConfigError(f"num_adapters={self.num_adapters} must be at least 0.")
         if self.num_blocks < 2:
             raise ConfigError(f"num_blocks={self.num_blocks} must be at least 2: block 0 is never given out.")
         # So that every running request moves on in every step, a prefill by one token at least.

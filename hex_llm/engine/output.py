@@ -41,3 +41,8 @@ class Stats:
     total_transfer_seconds: float = 0.0  # that it took to carry them, part by part
     total_exposed_seconds: float = 0.0  # from the first token's being there to the last block's
     total_transfers_lost: int = 0  # requests whose blocks could not be had
+    adapters: int = 0  # on the device
+    adapters_used: int = 0  # of those: by running requests
+    adapters_loading: int = 0  # that requests wait for, and that are not on the device yet
+    total_adapter_loads: int = 0  # onto the device
+    total_adapter_evictions: int = 0  # from there, for another

@@ -46,7 +46,8 @@ class Request:
     stop_ids: frozenset[int] = frozenset()  # end tokens and stop tokens: sampled, they finish the request
     bad_words: tuple[tuple[int, ...], ...] = ()
     seed: int = 0  # what the random numbers depend on, with the position; 32 bits
-    adapter: str = ""
+    adapter: str = ""  # what it is known by: the same for the same weights, and no others; empty: the model alone
+    adapter_source: str = ""  # where an engine that lacks it finds it
     cache_salt: str = ""
     hands_over: bool = False
     source: str = ""
@@ -57,6 +58,7 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     num_freed: int = 0  # of its first blocks: no token still to be planned sees them, and they are no longer its own
     slot: int = -1  # its row of the device's state, while it runs
+    adapter_slot: int = 0  # its adapter's place on the device, while it runs; 0 without one
     is_seated: bool = False  # the device knows who has the slot
     is_coming: bool = False  # it has blocks and a slot, and what is to be in the blocks is on its way
     num_cached: int = 0  # tokens of the prompt found in the prefix cache, as reported

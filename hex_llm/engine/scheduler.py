@@ -13,6 +13,8 @@ and never has more than `Limits.most_blocks`, however long it gets.
 
 A request that another engine computes the prompt of gets blocks and a slot like any other, and has nothing to do until
 the prompt has come. One that is computed for another engine leaves its blocks behind until they are taken.
+
+A request whose adapter is not on the device waits for it, and those behind it pass.
 """
 
 import itertools
@@ -20,6 +22,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from hex_llm.engine.adapters import Adapters
 from hex_llm.engine.block_pool import BlockPool, extend_keys
 from hex_llm.engine.limits import Limits
 from hex_llm.engine.making import Making
@@ -39,8 +42,9 @@ class _Plan:
 
 
 class Scheduler:
-    def __init__(self, limits: Limits):
+    def __init__(self, limits: Limits, adapters: Adapters | None = None):
         self.limits = limits
+        self.adapters = adapters or Adapters(0)
         self.pool = BlockPool(limits.num_blocks)
         self.running: dict[str, Request] = {}  # oldest first
         self.waiting: OrderedDict[str, Request] = OrderedDict()  # oldest first
@@ -58,6 +62,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         self.waiting[request.id] = request
+        self.adapters.wait(request)
 
     def find(self, request_id: str) -> Request | None:
         return self.running.get(request_id) or self.waiting.get(request_id)
@@ -100,6 +105,7 @@ class Scheduler:
             self._stop(request)
         else:
             del self.waiting[request.id]
+            self.adapters.leave(request)
 
     def schedule(self) -> list[Slice]:
         """Plans one step: decodes first, then what has been started, then new requests with what is left.
@@ -177,6 +183,7 @@ class Scheduler:
         self.pool.check(itertools.chain(owned, self.held.values()))
         assert self.coming.items() <= self.running.items(), "a request waits for its blocks and has none"
         self._making.check(self.running)
+        self.adapters.check(self.running.values(), self.waiting.values())
         for request in self.running.values():
             assert request.num_freed <= self.limits.first_block(request.num_computed), "a block was freed too early"
             assert len(request.blocks) - request.num_freed <= self.limits.most_blocks, "a request has too many blocks"
@@ -241,20 +248,22 @@ class Scheduler:
 
         Where a running request sits the step out, nobody is started in its stead.
         """
-        num_passed = 0
+        self.adapters.allot(self.waiting.values())
+        queue = iter(list(self.waiting.values()) if self._slots else ())
         while self._slots and plan.prefills and plan.tokens and not plan.promised:
-            request = next(itertools.islice(self.waiting.values(), num_passed, None), None)
+            request = next(queue, None)
             # Nobody is left, or a token it was preempted without is still to come.
             if request is None or request.last_step > self._num_read:
                 break
             if self.pool.num_free <= len(self.running):  # as `acquire` would find, but for a long prompt late
                 break
+            if not self.adapters.has(request):
+                continue
             if self._outgrown(request):
                 request.is_long, request.keys = True, []
             keys = self._usable_keys(request)
             found = self.pool.find(keys, self.limits.reach_blocks)
             if self._making.has(request, keys[len(found) :]):
-                num_passed += 1
                 continue
             count = -(-request.num_tokens // self.limits.block_size)
             if request.source:  # what its next token does not see need not come
@@ -281,6 +290,7 @@ class Scheduler:
         del self.waiting[request.id]
         self.running[request.id] = request
         request.slot = self._slots.pop()
+        self.adapters.begin(request)
         request.blocks, request.num_freed = blocks, blocks.count(0)
         request.num_computed = num_found * self.limits.block_size
         if not request.num_preemptions:
@@ -322,6 +332,7 @@ class Scheduler:
         self._num_preemptions += 1
         self.waiting[request.id] = request
         self.waiting.move_to_end(request.id, last=False)
+        self.adapters.wait(request)
 
     def _stop(self, request: Request) -> None:
         """Takes slot and blocks back. The blocks wait until no step under way can touch them, and those of a request
@@ -332,6 +343,7 @@ class Scheduler:
         request.slot, request.is_seated, request.is_coming = -1, False, False
         self.coming.pop(request.id, None)
         self._making.end(request)
+        self.adapters.end(request)
         blocks = request.blocks[request.num_freed :]
         request.blocks, request.num_freed = [], 0
         if request.finish_reason == FinishReason.HANDED_OVER:

@@ -73,6 +73,16 @@ class Runner(Protocol):
         ...
 
 
+class Loader(Protocol):
+    """What the runner of an engine that has adapters can do beside, in the same order."""
+
+    def load_adapter(self, slot: int, staged: Any) -> None:
+        """Has a slot, one of 1 to `Limits.num_adapters`, hold another adapter from the next step on, and returns at
+        once. `staged` is as its carrier made it.
+        """
+        ...
+
+
 class Copier(Protocol):
     """What the runner of an engine that hands requests over can do beside, in the same order."""
 

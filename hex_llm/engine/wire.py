@@ -50,6 +50,7 @@ class Found(msgspec.Struct, tag=True, array_like=True):
 
     max_model_len: int
     vocab_size: int
+    modules: dict[str, tuple[int, int]] = {}  # that adapters can change, with what goes in and comes out
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True):
@@ -80,6 +81,7 @@ class Refused(msgspec.Struct, tag=True, array_like=True):
     param: str | None
     code: str | None
     expired: bool  # it waited for too long
+    status: int = 400  # HTTP's, where it is neither that nor `BLOCKS_LOST`
 
 
 class Alive(msgspec.Struct, tag=True, array_like=True):

@@ -9,7 +9,7 @@ import msgspec
 
 from hex_llm.launch.local_devices import local_devices
 from hex_llm.launch.task import Task
-from hex_llm.process import start_child
+from hex_llm.process import HUB_SECRETS, start_child
 
 
 class LocalChild:
@@ -56,4 +56,4 @@ def start_engine(task: Task, environment: Mapping[str, str]) -> LocalChild:
     if task.devices is not None or task.num_devices > 1:
         wanted |= local_devices(os.environ).environment(task.devices, os.environ)
     settings = msgspec.json.encode(task).decode()
-    return LocalChild(start_child("hex_llm.engine_process", [settings], environment=wanted))
+    return LocalChild(start_child("hex_llm.engine_process", [settings], secrets=HUB_SECRETS, environment=wanted))

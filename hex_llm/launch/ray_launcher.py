@@ -34,7 +34,7 @@ _PLACE_S = 120.0  # for the actors to be there: a worker of Ray's takes seconds 
 _POLL_S = 0.1
 _HERE = "<here>:0"  # stands for the address of an actor's host, with any port that is free there
 # Settings of the one who gives the command that are those of all its processes.
-_SHARED = ("JAX_", "XLA_", "LIBTPU_", "HEX_LLM_", "NPROC", "PJRT_NPROC")
+_SHARED = ("JAX_", "XLA_", "LIBTPU_", "HEX_LLM_", "NPROC", "PJRT_NPROC", "HF_", "STORAGE_EMULATOR_HOST")
 
 # Ray tells nobody what it is used for, and every line of every process is shown: one that is like another is none the
 # less one of its own.

@@ -1,4 +1,4 @@
-"""Multiplying rows by a weight [out, in]: as it lies in the checkpoint, or in few bits."""
+"""Multiplying rows by a weight [out, in]: as it lies in the checkpoint, or in few bits; with what adapters add."""
 
 from types import ModuleType
 from typing import Any
@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from hex_llm.kernels.lora_matmul.api import lora_matmul
+from hex_llm.kernels.lora_matmul.weight import Adapted
 from hex_llm.kernels.matmul import api
 from hex_llm.kernels.matmul.reference import total
 from hex_llm.kernels.quant_matmul import api as quant_api
@@ -21,23 +23,28 @@ def kernels_of(weight: Matrix) -> ModuleType:
     return quant_api if isinstance(weight, Packed) else api
 
 
-def linear_parts(x: Tokens, weight: Matrix) -> Array:
+def linear_parts(x: Tokens, weight: Matrix | Adapted) -> Array:
     """[R, in] x [out, in] -> [n, R or more, out], to be added and rounded to the type of `x` by what comes next.
 
     Rows past R mean nothing. A bias is left to what comes next, too.
     """
+    if isinstance(weight, Adapted):
+        return _with_adapters(linear_parts(x, weight.weight), x, weight)
     kernels = kernels_of(weight)
     return kernels.parts(x, weight) if kernels.takes(x, weight) else linear(x, weight)[None]
 
 
-def linear_share(x: Array, weight: Matrix) -> Array:
+def linear_share(x: Array, weight: Matrix | Adapted) -> Array:
     """As `linear_parts`, where devices may each hold a share of `in`: a device's part of the sum."""
+    if isinstance(weight, Adapted):
+        # Of the first of a pair a device has the columns that it has of the weight, so that this is a part of it, too.
+        return _with_adapters(linear_share(x, weight.weight), x, weight)
     if is_split() and isinstance(weight, Packed) and weight.order is not None:
         x = join_over_devices(x, axis=1)  # a device's columns may be anybody's
     return linear_parts(x, weight)
 
 
-def linear_summed(x: Array, weight: Matrix, bias: Array | None = None) -> Array:
+def linear_summed(x: Array, weight: Matrix | Adapted, bias: Array | None = None) -> Array:
     """As `linear_parts`, with the bias, where devices may each hold a share of `in`: their sum."""
     if bias is None:
         return summed(linear_share(x, weight), x.dtype)
@@ -55,8 +62,11 @@ def summed(parts: Array, dtype: Any) -> Array:
     return sum_over_devices(total(parts).astype(dtype))[None]
 
 
-def linear(x: Tokens, weight: Matrix, bias: Array | None = None) -> Array:
+def linear(x: Tokens, weight: Matrix | Adapted, bias: Array | None = None) -> Array:
     """[R, in] x [out, in] -> [R, out] in the type of `x`, to which the sum, made in float32, is rounded."""
+    if isinstance(weight, Adapted):
+        [out] = linear_parts(x, weight)
+        return (out if bias is None else out + bias.astype(jnp.float32)[None, :]).astype(x.dtype)
     if backend() == "cpu" or (isinstance(weight, Packed) and bias is not None):
         return linear_float32(x, weight, bias).astype(x.dtype)
     # Asked for float32 and then for less, a library's product would write out the float32 first.
@@ -77,6 +87,13 @@ def linear_float32(x: Tokens, weight: Matrix, bias: Array | None = None) -> Arra
     else:
         out = _product(x, weight, jnp.float32)
     return out if bias is None else out + bias.astype(jnp.float32)[None, :]
+
+
+def _with_adapters(parts: Array, x: Tokens, weight: Adapted) -> Array:
+    """[n, R or more, out] -> [1, R, out] float32, of rows that are tokens."""
+    assert not isinstance(x, Rows), "adapters multiply tokens as they are"
+    added = lora_matmul(x, weight.pairs, weight.own)
+    return (total(parts)[: added.shape[0]].astype(jnp.float32) + added)[None]
 
 
 def _product(x: Tokens, weight: Matrix, dtype: Any) -> Array:

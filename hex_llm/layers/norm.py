@@ -2,6 +2,7 @@
 
 from jax import Array
 
+from hex_llm.kernels.lora_matmul.weight import Adapted
 from hex_llm.kernels.matmul import api, reference
 from hex_llm.kernels.quant_matmul.api import rows_for
 from hex_llm.kernels.quant_matmul.rows import Tokens
@@ -27,12 +28,15 @@ def value(stream: Stream, rms: Rms) -> Array:
     return reference.add(stream.x, stream.parts, rms, inner=stream.norm)
 
 
-def add_rms_norm(stream: Stream, weight: Array, rms: Rms, *, behind: Matrix | None = None) -> tuple[Array, Tokens]:
+def add_rms_norm(
+    stream: Stream, weight: Array, rms: Rms, *, behind: Matrix | Adapted | None = None
+) -> tuple[Array, Tokens]:
     """The stream's value [T, D], and its norm: [T, D], or in more rows, of which those past T mean nothing.
 
-    Where nothing but a product with the weight `behind` reads the norm, it may come in the few bits which that takes.
+    Where nothing but a product with the weight `behind` reads the norm, it may come in the few bits which that takes;
+    adapters read it as it is.
     """
     if stream.parts is None:
         return stream.x, rms_norm(stream.x, weight, rms)
-    eight_bits = None if behind is None else rows_for(stream.x, behind)
+    eight_bits = None if behind is None or isinstance(behind, Adapted) else rows_for(stream.x, behind)
     return api.add_norm(stream.x, stream.parts, weight, rms, inner=stream.norm, eight_bits=eight_bits)

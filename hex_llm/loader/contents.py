@@ -6,12 +6,12 @@ import numpy as np
 
 from hex_llm.errors import CheckpointError
 from hex_llm.loader.checkpoint import Checkpoint
-from hex_llm.loader.values import FLOATS
 from hex_llm.models.arch import Arch
 from hex_llm.models.few_bits import Quantization, kept, module_of
 from hex_llm.models.weights import WeightSpec, specs
 from hex_llm.quantization.method import Numbers, Stored
 from hex_llm.quantization.online import Online
+from hex_llm.safetensors_file import FLOATS
 
 _COMPARED_ROWS = 64  # of two tensors that should be one
 

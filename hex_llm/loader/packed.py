@@ -15,13 +15,14 @@ from hex_llm.errors import CheckpointError
 from hex_llm.kernels.quant_matmul.layouts import pack
 from hex_llm.kernels.quant_matmul.weight import Codes, Packed
 from hex_llm.loader.blocks import Block, blocks, pairs_apart, plain_matrix, read_plain, share_rows
-from hex_llm.loader.values import FLOAT8, FLOATS, Check, check_finite
+from hex_llm.loader.values import FLOAT8, Check, check_finite
 from hex_llm.models.few_bits import Local, from_shares, local_share, module_of
 from hex_llm.models.split import Split
 from hex_llm.models.weights import Part, WeightSpec
 from hex_llm.quantization.fp8 import read_input_scale
 from hex_llm.quantization.method import Arrays, Format, Numbers, Share, Tensor
 from hex_llm.quantization.online import PLAIN, Online
+from hex_llm.safetensors_file import FLOATS
 
 
 class Piece(NamedTuple):
@@ -208,7 +209,13 @@ def _input_scale(spec: WeightSpec, numbers: Numbers, split: Split, tensors: Mapp
         return None
     experts = range(split.arch.num_experts if spec.stack else 1)
     modules = [_module(spec, part).format(i) for part in spec.parts for i in experts]
-    return np.max([read_input_scale(tensors, module) for module in modules])
+    scales = [read_input_scale(tensors, module) for module in modules]
+    largest = int(np.argmax(scales))  # or the first that is NaN
+    if not 0 < scales[largest] < np.inf:
+        raise CheckpointError(
+            f"{modules[largest]}.input_scale is {scales[largest]}, not a finite number above 0 to divide tokens by."
+        )
+    return scales[largest]
 
 
 def _module(spec: WeightSpec, part: Part) -> str:

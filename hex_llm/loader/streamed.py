@@ -8,8 +8,9 @@ from functools import partial
 import numpy as np
 
 from hex_llm.download.shards import Shards
-from hex_llm.loader.checkpoint import Checkpoint, LazyTensor, gather, parse_header
+from hex_llm.loader.checkpoint import Checkpoint, gather
 from hex_llm.quantization.method import Tensor
+from hex_llm.safetensors_file import LazyTensor, parse_header
 
 
 @dataclass(frozen=True, slots=True)

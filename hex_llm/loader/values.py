@@ -7,9 +7,6 @@ import numpy as np
 
 from hex_llm.errors import CheckpointError
 from hex_llm.quantization.method import Tensor
-from hex_llm.quantization.sizes import FLOATS
-
-__all__ = ["FLOAT8", "FLOATS", "Check", "check_finite"]
 
 type Check = Literal["sample", "full", "off"]
 

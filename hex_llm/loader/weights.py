@@ -80,26 +80,38 @@ def _load_plain(
     shape = spec.shape(split)
 
     def read(index: tuple[slice, ...] | None) -> np.ndarray:
-        """A device's share."""
         assert index is not None  # only arrays without a shape have none
-        own = np.zeros([len(range(*each.indices(size))) for each, size in zip(index, shape, strict=True)], dtype)
+        own = [len(range(*each.indices(size))) for each, size in zip(index, shape, strict=True)]
         # Every dimension that is split is so over all of the devices.
-        starts = zip(index, own.shape, strict=True)
-        device = max((each.start or 0) // size for each, size in starts)
-        for expert, target in enumerate(own if spec.stack else [own]):
-            row = 0
-            for part in spec.parts:
-                matrix = plain_matrix(spec, part, tensors, expert)
-                for block in blocks(part, split, device):
-                    values = read_plain(part, split, matrix, block)
-                    check_finite(tensors[part.name.format(expert)], values, check)
-                    rows, *columns = block.place
-                    target[row + rows.start : row + rows.stop, *columns] = values
-                    advance(values.nbytes)
-                row += share_rows(part, split)
-        return own
+        device = max((each.start or 0) // size for each, size in zip(index, own, strict=True))
+        return read_share(spec, split, tensors, device, dtype, check, advance)
 
     return jax.make_array_from_callback(shape, spec.sharding(mesh), read)
+
+
+def read_share(
+    spec: WeightSpec,
+    split: Split,
+    tensors: Mapping[str, Tensor],
+    device: int,
+    dtype: np.dtype,
+    check: Check,
+    advance: Callable[[int], None] = lambda count: None,
+) -> np.ndarray:
+    """What a device has of a weight."""
+    own = np.zeros(spec.share(split), dtype)
+    for expert, target in enumerate(own if spec.stack else [own]):
+        row = 0
+        for part in spec.parts:
+            matrix = plain_matrix(spec, part, tensors, expert)
+            for block in blocks(part, split, device):
+                values = read_plain(part, split, matrix, block)
+                check_finite(tensors[part.name.format(expert)], values, check)
+                rows, *columns = block.place
+                target[row + rows.start : row + rows.stop, *columns] = values
+                advance(values.nbytes)
+            row += share_rows(part, split)
+    return own
 
 
 def _bytes_of(tensor: Tensor) -> int:

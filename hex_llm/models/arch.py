@@ -43,6 +43,7 @@ class Arch:
     num_experts: int = 0
     experts_per_token: int = 0
     renormalised: bool = True  # the shares of a token's experts add up to 1
+    adapter_rank: int = 0  # of the pairs of matrices by which adapters change weights
     temperature: tuple[float, float] | None = None  # Llama 4's (scale, floor) for queries that are not rotated
 
     @property
@@ -83,4 +84,5 @@ class Arch:
             "head": self.head_dim,
             "mlp": self.mlp_size,
             "expert": self.num_experts,
+            "rank": self.adapter_rank,
         }

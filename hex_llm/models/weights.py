@@ -75,8 +75,15 @@ class WeightSpec:
 
     def shape(self, split: Split) -> tuple[int, ...]:
         """Of all devices' shares together."""
-        rows = sum(split.size(row) for part in self.parts for row in part.rows)
-        shape = (rows, *(split.size(column) for column in self.parts[0].columns))
+        return self._shape(split, split.size)
+
+    def share(self, split: Split) -> tuple[int, ...]:
+        """The shape of each device's share."""
+        return self._shape(split, split.shard)
+
+    def _shape(self, split: Split, size: Callable[[str], int]) -> tuple[int, ...]:
+        rows = sum(size(row) for part in self.parts for row in part.rows)
+        shape = (rows, *(size(column) for column in self.parts[0].columns))
         return (split.arch.num_experts, *shape) if self.stack else shape
 
     def sharding(self, mesh: Mesh) -> NamedSharding:

@@ -12,6 +12,7 @@ RULES: dict[str, str | None] = {
     "mlp": TENSOR,
     "expert": None,
     "embed": None,
+    "rank": None,
     "head": None,
 }
 

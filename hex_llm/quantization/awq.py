@@ -11,13 +11,15 @@ from jax import Array
 
 from hex_llm.kernels.quant_matmul.weight import Codes, Coding
 from hex_llm.model_fields import Fields
+from hex_llm.module_names import all_names
 from hex_llm.quantization import gptq
 from hex_llm.quantization.method import Method, Share, Stored, Tensor
-from hex_llm.quantization.modules import HEAD, names
+from hex_llm.quantization.modules import HEAD
 from hex_llm.quantization.ranges import in_runs, widened
-from hex_llm.quantization.sizes import FLOATS, check_apart, check_group, check_words, read_group
+from hex_llm.quantization.sizes import check_apart, check_group, check_words, read_group
 from hex_llm.quantization.uniform import Uniform
 from hex_llm.quantization.words import INT32, per_word, unpack, unsigned
+from hex_llm.safetensors_file import FLOATS
 
 _BITS = 4
 _WORD = per_word(_BITS)
@@ -103,6 +105,6 @@ def read_awq(fields: Fields) -> Method:
 
     def skips(module: str) -> bool:
         # AutoAWQ asks whether a word occurs anywhere in the name, and never takes the head.
-        return module == HEAD or any(word in name for word in skipped for name in names(module))
+        return module == HEAD or any(word in name for word in skipped for name in all_names(module))
 
     return Uniform("awq", Awq(read_group(fields)), skips)

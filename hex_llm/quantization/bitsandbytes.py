@@ -20,8 +20,9 @@ from hex_llm.model_fields import Fields
 from hex_llm.quantization.method import Method, Share, Stored, Tensor
 from hex_llm.quantization.modules import HEAD, within
 from hex_llm.quantization.ranges import in_runs, widened
-from hex_llm.quantization.sizes import FLOATS, check_apart, check_group
+from hex_llm.quantization.sizes import check_apart, check_group
 from hex_llm.quantization.uniform import Uniform, cache_scale
+from hex_llm.safetensors_file import FLOATS
 
 type FourBits = Literal["nf4", "fp4"]
 

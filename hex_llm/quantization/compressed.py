@@ -18,8 +18,9 @@ from hex_llm.quantization.act_order import order_of
 from hex_llm.quantization.fp8 import Scaled, read_row_scale, row_scale, stored_input_scale
 from hex_llm.quantization.method import Share, Stored, Tensor
 from hex_llm.quantization.ranges import in_runs, widened
-from hex_llm.quantization.sizes import FLOATS, check_apart, check_group, check_words
+from hex_llm.quantization.sizes import check_apart, check_group, check_words
 from hex_llm.quantization.words import CODINGS, INT32, per_word, unpack, unsigned
+from hex_llm.safetensors_file import FLOATS
 
 METHOD = "compressed-tensors"
 _SHAPES = tuple(np.dtype(kind) for kind in (np.int64, np.int32))

@@ -17,8 +17,9 @@ from hex_llm.kernels.quant_matmul.weight import Codes, Coding
 from hex_llm.model_fields import Fields
 from hex_llm.quantization.method import Method, Share, Stored, Tensor
 from hex_llm.quantization.modules import HEAD, listed, within
-from hex_llm.quantization.sizes import FLOATS, check_apart
+from hex_llm.quantization.sizes import check_apart
 from hex_llm.quantization.uniform import Uniform
+from hex_llm.safetensors_file import FLOATS
 
 _FLOAT8 = (np.dtype(ml_dtypes.float8_e4m3fn),)
 

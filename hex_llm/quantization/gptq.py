@@ -13,13 +13,15 @@ from jax import Array
 from hex_llm.errors import CheckpointError
 from hex_llm.kernels.quant_matmul.weight import Codes, Coding
 from hex_llm.model_fields import Fields
+from hex_llm.module_names import all_names
 from hex_llm.quantization.act_order import check_unsorted, order_of
 from hex_llm.quantization.method import Format, Method, Share, Stored, Tensor
-from hex_llm.quantization.modules import HEAD, kept, names, regex
+from hex_llm.quantization.modules import HEAD, kept, regex
 from hex_llm.quantization.ranges import in_runs, widened
-from hex_llm.quantization.sizes import FLOATS, check_apart, check_group, check_words, read_group
+from hex_llm.quantization.sizes import check_apart, check_group, check_words, read_group
 from hex_llm.quantization.uniform import cache_scale
 from hex_llm.quantization.words import CODINGS, INT32, per_word, unpack, unsigned
+from hex_llm.safetensors_file import FLOATS
 
 _SHIFTS = {"gptq": 1, "gptq_v2": 0}  # what is added to a zero of the file, by the file's format
 _READ = (
@@ -182,7 +184,7 @@ def _dynamic(fields: Fields, common: Gptq) -> Callable[[str], Gptq | None]:
         rules.append((pattern, _format(changes.with_defaults(_given(fields)), fields)))
 
     def choose(module: str) -> Gptq | None:
-        found = (rule for pattern, rule in rules if any(pattern.match(name) for name in names(module)))
+        found = (rule for pattern, rule in rules if any(pattern.match(name) for name in all_names(module)))
         return next(found, common)
 
     return choose

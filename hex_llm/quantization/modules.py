@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 
 from hex_llm.model_fields import Fields
+from hex_llm.module_names import all_names
 
 type Matches = Callable[[str], bool]
 
@@ -19,11 +20,6 @@ _REPEAT = re.compile(r"[*+{]")
 
 def kept(module: str) -> bool:
     return module.rpartition(".")[2] in _KEPT
-
-
-def names(module: str) -> tuple[str, ...]:
-    """A module's name, and those it has in a model that also sees."""
-    return module, f"language_model.{module}", f"model.language_model.{module.removeprefix('model.')}"
 
 
 def regex(fields: Fields, name: str, text: str) -> re.Pattern[str]:
@@ -49,7 +45,7 @@ def listed(fields: Fields, name: str) -> Matches:
     patterns = [regex(fields, name, text.removeprefix(_REGEX)) for text in texts if text.startswith(_REGEX)]
 
     def matches(module: str) -> bool:
-        return any(each in exact or any(pattern.match(each) for pattern in patterns) for each in names(module))
+        return any(each in exact or any(pattern.match(each) for pattern in patterns) for each in all_names(module))
 
     return matches
 
@@ -61,4 +57,4 @@ def within(fields: Fields, name: str) -> Matches:
     for text in texts:
         regex(fields, name, text)
     patterns = [re.compile(rf"(?:^|\.)(?:{text})(?:\.|$)") for text in texts]
-    return lambda module: any(pattern.search(each) for pattern in patterns for each in names(module))
+    return lambda module: any(pattern.search(each) for pattern in patterns for each in all_names(module))

@@ -1,12 +1,7 @@
 """Sizes of matrices that do not go with how they are said to be kept."""
 
-import ml_dtypes
-import numpy as np
-
 from hex_llm.errors import CheckpointError
 from hex_llm.model_fields import Fields
-
-FLOATS = tuple(np.dtype(kind) for kind in (np.float16, ml_dtypes.bfloat16, np.float32))
 
 
 def read_group(fields: Fields, default: int | None = None) -> int | None:

@@ -8,6 +8,7 @@ from jax import Array
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention.pages import Pages
 from hex_llm.models import decoder
+from hex_llm.models.adapters import adapted, whose
 from hex_llm.models.arch import Arch
 from hex_llm.pytree import pytree
 from hex_llm.runner.layout import COLUMNS, LONG, Layout
@@ -24,11 +25,16 @@ class Computed:
 
 
 def forward(
-    params: Any, kv: tuple[Pages, ...], slots: Slots, blob: Array, *, arch: Arch, layout: Layout
+    params: Any, kv: tuple[Pages, ...], slots: Slots, blob: Array, pairs: Any = None, *, arch: Arch, layout: Layout
 ) -> tuple[tuple[Pages, ...], Slots, Computed]:
+    """`pairs` of all slots for adapters, where the step has tokens of some."""
     fields = layout.cut(blob)
     slots = Slots(last_token=slots.last_token, page_table=_update_page_table(slots.page_table, fields))
-    batch, last = _batch(fields, slots, layout)
+    batch, owner, last = _batch(fields, slots, layout)
+    if pairs is not None:
+        num_slots = pairs.layers[0].attention.o.down.shape[1]
+        own = fields["rows"][: layout.bucket.seqs, COLUMNS.index("adapter")][owner]
+        params = adapted(params, pairs, whose(own, num_slots))
     hidden, kv = decoder.forward(params, arch, kv, batch)
     last = jnp.pad(last, (0, layout.bucket.rows - layout.bucket.seqs))
     logits = decoder.own_logits(params, arch, hidden[last])
@@ -42,8 +48,8 @@ def _update_page_table(page_table: Array, fields: dict[str, Array]) -> Array:
     return page_table.at[slot, index].set(page)
 
 
-def _batch(fields: dict[str, Array], slots: Slots, layout: Layout) -> tuple[Batch, Array]:
-    """The batch, and for each sequence the place of its last token."""
+def _batch(fields: dict[str, Array], slots: Slots, layout: Layout) -> tuple[Batch, Array, Array]:
+    """The batch, of each token the sequence that it belongs to, and of each sequence the place of its last token."""
     bucket, page_size = layout.bucket, layout.shapes.page_size
     tokens = fields["tokens"]
     tokens = jnp.where(tokens < 0, slots.last_token[-1 - jnp.minimum(tokens, -1)], tokens)
@@ -73,4 +79,4 @@ def _batch(fields: dict[str, Array], slots: Slots, layout: Layout) -> tuple[Batc
         num_seqs=fields["counts"][1],
         long=flags[owner] & LONG > 0 if layout.shapes.has_long else None,
     )
-    return batch, last
+    return batch, owner, last

@@ -16,7 +16,8 @@ from hex_llm.runner.buckets import Bucket
 # The columns of the field `rows`, whose first rows are the sequences. Floats travel as their bits.
 FLOAT_COLUMNS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
 SAMPLING_COLUMNS = (*FLOAT_COLUMNS, "top_k", "seed")
-COLUMNS = ("slot", "kv_len", "flags", *SAMPLING_COLUMNS)  # kv_len: tokens with this step's
+# kv_len: tokens with this step's; adapter: the slot of the sequence's, from 1 on.
+COLUMNS = ("slot", "kv_len", "flags", "adapter", *SAMPLING_COLUMNS)
 
 # The bits of the column `flags`.
 SAMPLES = 1  # the sampled token is kept
@@ -38,6 +39,7 @@ class Shapes:
     mixed_tokens: int  # the largest step with prompts that also holds the decodes of others; 0 where none does
     max_model_len: int
     vocab_size: int
+    num_adapters: int = 0  # slots for adapters
     has_long: bool = False  # the model rotates long sequences otherwise than short ones
 
 

@@ -22,12 +22,13 @@ class Needs:
     state: int  # what the device remembers of the requests besides their keys and values
     temporaries: int  # of the largest step
     block: int  # one KV block, in all layers
+    adapters: int = 0  # of all slots, and those on their way there
     staging: int = 0  # copies of blocks on their way to other engines, or from them
 
     @property
     def fixed(self) -> int:
         """All but the KV cache."""
-        return self.weights + self.state + self.temporaries + self.staging
+        return self.weights + self.state + self.temporaries + self.adapters + self.staging
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ def _table(memory: Memory, needs: Needs) -> str:
         "weights": needs.weights,
         "state of the requests": needs.state,
         "temporaries of the largest step": needs.temporaries,
+        **({"adapters": needs.adapters} if needs.adapters else {}),
         **({"copies of blocks on their way": needs.staging} if needs.staging else {}),
         "in use before": memory.used,
         "the device has": memory.total,

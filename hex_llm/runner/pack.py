@@ -11,7 +11,7 @@ from hex_llm.runner.layout import COLUMNS, FLOAT_COLUMNS, HAS_RULES, LONG, SAMPL
 from hex_llm.runner.packed_step import PackedStep
 from hex_llm.runner.state import needed_variant, pack_admission, pack_seat
 
-_SLOT, _KV_LEN, _FLAGS = (COLUMNS.index(name) for name in ("slot", "kv_len", "flags"))
+_SLOT, _KV_LEN, _FLAGS, _ADAPTER = (COLUMNS.index(name) for name in ("slot", "kv_len", "flags", "adapter"))
 _SAMPLING = slice(COLUMNS.index(SAMPLING_COLUMNS[0]), None)
 
 
@@ -44,6 +44,7 @@ class Packer:
         rows[:, _KV_LEN] = [piece.start + piece.length for piece in step]
         rows[:, _FLAGS] = [SAMPLES * piece.samples for piece in step]
         rows[:, _FLAGS] |= self._flags[slots]
+        rows[:, _ADAPTER] = [piece.request.adapter_slot for piece in step]
         rows[:, _SAMPLING] = self._sampling[slots]
         self._write_gained(step, fields)
         joined = [pack_seat(piece.request, self._shapes) for piece in step if piece.fresh]
@@ -62,6 +63,7 @@ class Packer:
             _targets(step, bucket) if scored else None,
             self._admissions(step),
             tuple(joined) if decode else (),
+            adapted=bool(rows[:, _ADAPTER].any()),
         )
 
     def _admissions(self, step: Sequence[Slice]) -> tuple[np.ndarray, ...]:
@@ -111,9 +113,10 @@ class Packer:
     def _check(self, fields: dict[str, np.ndarray], joined: Sequence[np.ndarray]) -> None:
         """JAX clamps or drops an index out of range without a word, so that nothing else would notice one."""
         shapes = self._shapes
-        for column, limit in ((_SLOT, shapes.num_slots + 1), (_KV_LEN, shapes.max_model_len + 1)):
+        limits = {_SLOT: shapes.num_slots, _KV_LEN: shapes.max_model_len, _ADAPTER: shapes.num_adapters}
+        for column, limit in limits.items():
             values = fields["rows"][:, column]
-            assert 0 <= values.min() <= values.max() < limit, COLUMNS[column]
+            assert 0 <= values.min() <= values.max() <= limit, COLUMNS[column]
         assert -shapes.num_slots <= fields["tokens"].min() <= fields["tokens"].max() < shapes.vocab_size, "tokens"
         pages = [fields["gained"][:, 2], *(row[1:] for row in joined)]
         assert all(0 <= array.min() <= array.max() < shapes.num_pages for array in pages), "pages"

@@ -15,3 +15,4 @@ class PackedStep:
     targets: np.ndarray | None  # [T + 1]: the successors of prompt tokens, and how far they reach, where one is wanted
     admissions: tuple[np.ndarray, ...]  # of requests that join and need their history, as `pack_admission` makes them
     seats: tuple[np.ndarray, ...]  # of requests that join in a step which only decodes, as `pack_seat` makes them
+    adapted: bool = False  # some tokens have adapters

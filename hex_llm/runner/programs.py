@@ -16,9 +16,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hex_llm.kernels.paged_attention.api import page_width
 from hex_llm.kernels.paged_attention.pages import SCALE, packed_width, rounded
+from hex_llm.models.adapters import packed_size, write_slot
 from hex_llm.models.arch import Arch
 from hex_llm.models.split import Split
 from hex_llm.parallel.backend import backend
+from hex_llm.parallel.mesh import TENSOR
 from hex_llm.parallel.sharding import PAGES, VOCABULARY, WHOLE
 from hex_llm.runner.buckets import Bucket, Buckets, Variant
 from hex_llm.runner.choose import choose, choose_any, process, remember, score
@@ -41,6 +43,7 @@ from hex_llm.runner.state import (
 @dataclass(frozen=True, slots=True)
 class Forward:
     bucket: Bucket
+    adapted: bool = False  # some tokens have adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,11 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Writes an adapter to a slot."""
+
+
+@dataclass(frozen=True, slots=True)
 class CopyOut:
     """Copies that many blocks of the KV cache."""
 
@@ -110,7 +118,20 @@ class CopyIn:
     count: int
 
 
-type Program = Forward | Choose | Process | Remember | Score | ChooseAny | ScorePrompt | Admit | Seat | CopyOut | CopyIn
+type Program = (
+    Forward
+    | Choose
+    | Process
+    | Remember
+    | Score
+    | ChooseAny
+    | ScorePrompt
+    | Admit
+    | Seat
+    | LoadAdapter
+    | CopyOut
+    | CopyIn
+)
 
 
 @dataclass(frozen=True)
@@ -123,6 +144,7 @@ class Programs:
     dtype: Any  # of the keys and values
     mesh: Mesh
     transfers: bool = False  # blocks are copied out for other engines, and in
+    pairs: Any = None  # of all slots for adapters, their shapes and how they are spread; None: there are no adapters
 
     @property
     def kv(self) -> tuple[Any, ...]:
@@ -169,7 +191,7 @@ class Programs:
         """What each device computes."""
         vocab_size = self.arch.vocab_size
         match program:
-            case Forward(bucket):
+            case Forward(bucket, _):
                 return partial(forward, arch=self.arch, layout=Layout(bucket, self.shapes))
             case Choose(_, variant):
                 return partial(choose, variant=variant, vocab_size=vocab_size)
@@ -187,6 +209,8 @@ class Programs:
                 return admit
             case Seat():
                 return seat
+            case LoadAdapter():
+                return write_slot
             case CopyOut():
                 return partial(copy_out, split=Split.over(self.arch, self.mesh))
             case CopyIn():
@@ -195,11 +219,13 @@ class Programs:
     def _results(self, program: Program) -> Any:
         """How they are spread: prefixes of their trees."""
         match program:
-            case Forward(bucket):
+            case Forward(bucket, _):
                 computed: Any = (VOCABULARY, WHOLE, None if bucket.decode else WHOLE)
                 return PAGES, WHOLE, Computed(*computed)
             case Process():
                 return VOCABULARY
+            case LoadAdapter():
+                return jax.tree.map(lambda array: array.sharding.spec, self.pairs)
             case CopyOut():
                 return staged_spec(Split.over(self.arch, self.mesh))
             case CopyIn():
@@ -210,8 +236,9 @@ class Programs:
     def arguments(self, program: Program) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         """Their shapes, and the places of those that are donated."""
         match program:
-            case Forward(bucket):
-                return (self.params, self.kv, self.slots, self._words(Layout(bucket, self.shapes).size)), (1, 2)
+            case Forward(bucket, adapted):
+                arguments = (self.params, self.kv, self.slots, self._words(Layout(bucket, self.shapes).size))
+                return (*arguments, self.pairs) if adapted else arguments, (1, 2)
             case Choose(rows, _):
                 return (self.slots, self._logits(rows), self._words(rows, len(COLUMNS))), (0,)
             case Process(rows):
@@ -229,10 +256,17 @@ class Programs:
                 return (self.history, self._words(packed_admission_size(self.shapes))), (0,)
             case Seat():
                 return (self.slots, self._words(packed_seat_size(self.shapes))), (0,)
+            case LoadAdapter():
+                return (self.pairs, self.adapter, self._words()), (0,)
             case CopyOut(count):
                 return (self.kv, self._words(count)), ()
             case CopyIn(count):
                 return (self.kv, self.staged(count), self._words(count)), (0,)
+
+    @property
+    def adapter(self) -> jax.ShapeDtypeStruct:
+        """One that is loaded, as `loader.adapters.pack_adapter` makes it."""
+        return self._array((self.mesh.size, packed_size(self.pairs)), self.params.embed.dtype, PartitionSpec(TENSOR))
 
     def staged(self, count: int) -> jax.ShapeDtypeStruct:
         """A copy of so many blocks."""
@@ -259,10 +293,10 @@ class Programs:
         return backend() != jax.default_backend() or self.mesh.devices.flat[0] != jax.devices()[0]
 
 
-def all_programs(buckets: Buckets, counts: Sequence[int] = ()) -> Iterator[Program]:
+def all_programs(buckets: Buckets, counts: Sequence[int] = (), *, adapters: bool = False) -> Iterator[Program]:
     """Those that can come to be needed, the slowest to compile first. `counts`: of blocks that are copied at once."""
     for bucket in sorted(buckets, key=lambda bucket: -bucket.tokens):
-        yield Forward(bucket)
+        yield from forward_programs(bucket, adapters=adapters)
     for rows in sorted({bucket.rows for bucket in buckets}, reverse=True):
         yield from choosing_programs(rows, buckets.variants)
     for bucket in buckets:
@@ -270,8 +304,15 @@ def all_programs(buckets: Buckets, counts: Sequence[int] = ()) -> Iterator[Progr
             yield ScorePrompt(bucket.tokens)
     yield Admit()
     yield Seat()
+    if adapters:
+        yield LoadAdapter()
     for count in counts:
         yield from copying_programs(count)
+
+
+def forward_programs(bucket: Bucket, *, adapters: bool) -> list[Program]:
+    """Steps in which no token has an adapter do without."""
+    return [Forward(bucket), Forward(bucket, adapted=True)] if adapters else [Forward(bucket)]
 
 
 def copying_programs(count: int) -> list[Program]:
@@ -288,8 +329,8 @@ def choosing_programs(rows: int, variants: Sequence[Variant]) -> list[Program]:
 def name_of(program: Program) -> str:
     """For profiles and compiler messages."""
     match program:
-        case Forward(bucket):
-            return f"forward_{'decode' if bucket.decode else 'mixed'}_{bucket.tokens}"
+        case Forward(bucket, adapted):
+            return f"forward_{'decode' if bucket.decode else 'mixed'}_{bucket.tokens}{'_adapted' * adapted}"
         case Choose(rows, variant):
             return f"choose_{variant.name.lower()}_{rows}"
         case Process(rows):
@@ -306,6 +347,8 @@ def name_of(program: Program) -> str:
             return "admit"
         case Seat():
             return "seat"
+        case LoadAdapter():
+            return "load_adapter"
         case CopyOut(count):
             return f"copy_out_{count}"
         case CopyIn(count):

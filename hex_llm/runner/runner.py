@@ -26,6 +26,7 @@ from hex_llm.runner.programs import (
     CopyIn,
     CopyOut,
     Forward,
+    LoadAdapter,
     Process,
     Remember,
     Score,
@@ -55,6 +56,7 @@ class DeviceRunner:
         )
         self._slots = _made(partial(empty_slots, programs.shapes), programs.slots)
         self._history = _made(partial(empty_history, programs.shapes), programs.history)
+        self._pairs = jax.tree.map(lambda each: _made(partial(jnp.zeros, each.shape, each.dtype), each), programs.pairs)
 
     def dispatch(self, step: Sequence[Slice]) -> "PendingOutput":
         packed = self._packer.pack(step)
@@ -69,10 +71,18 @@ class DeviceRunner:
             self._history = self._compiler.get(Admit())(self._history, admission)
         for seat in packed.seats:
             self._slots = self._compiler.get(Seat())(self._slots, seat)
-        computed = self._forward(packed.bucket, packed.blob)
+        computed = self._forward(packed.bucket, packed.blob, adapted=packed.adapted)
         chosen = self._choose(packed.bucket, packed.variant, computed)
         scores = None if packed.targets is None else self._score_prompt(packed.bucket, computed, packed.targets)
         return chosen, scores
+
+    def load_adapter(self, slot: int, packed: np.ndarray) -> None:
+        """Writes what `loader.adapters.pack_adapter` has made to a slot, from 1 on. Steps before it in the device's
+        queue still see what was there."""
+        assert 1 <= slot <= self._shapes.num_adapters, slot
+        program, wanted = self._compiler.get(LoadAdapter()), self._compiler.programs.adapter
+        assert packed.shape == wanted.shape, "an adapter for another model, or for other devices"
+        self._pairs = program(self._pairs, jax.device_put(packed, wanted.sharding), np.int32(slot - 1))
 
     @property
     def part_blocks(self) -> int:
@@ -97,12 +107,18 @@ class DeviceRunner:
         self._history = self._compiler.get(Admit())(self._history, nobody[:admission])
         self._slots = self._compiler.get(Seat())(self._slots, nobody[:seat])
         for bucket in buckets:
-            computed = self._forward(bucket, Layout(bucket, self._shapes).empty()[0])
+            empty = Layout(bucket, self._shapes).empty()[0]
+            if self._pairs is not None:
+                self._forward(bucket, empty, adapted=True)
+            computed = self._forward(bucket, empty)
             for variant in buckets.variants:
                 self._choose(bucket, variant, computed)
             if not bucket.decode:
                 self._score_prompt(bucket, computed, np.ones(bucket.tokens + 1, np.int32))
             del computed  # or it would still be there when the next one is made
+        if self._pairs is not None:
+            nothing = self._compiler.programs.adapter
+            self.load_adapter(1, np.zeros(nothing.shape, nothing.dtype))
         for count in self.staging.counts:
             staged = self._copy_out(places_to_read((), count, self._shapes.num_pages))
             self._copy_in(staged, places_to_write((), count, self._shapes.num_pages))
@@ -115,9 +131,10 @@ class DeviceRunner:
     def _copy_in(self, staged: Array, places: np.ndarray) -> None:
         self._kv = self._compiler.get(CopyIn(len(places)))(self._kv, staged, places)
 
-    def _forward(self, bucket: Bucket, blob: np.ndarray) -> Computed:
-        forward = self._compiler.get(Forward(bucket))
-        self._kv, self._slots, computed = forward(self._params, self._kv, self._slots, blob)
+    def _forward(self, bucket: Bucket, blob: np.ndarray, *, adapted: bool = False) -> Computed:
+        forward = self._compiler.get(Forward(bucket, adapted))
+        pairs = (self._pairs,) if adapted else ()
+        self._kv, self._slots, computed = forward(self._params, self._kv, self._slots, blob, *pairs)
         return computed
 
     def _choose(self, bucket: Bucket, variant: Variant, computed: Computed) -> "Chosen":

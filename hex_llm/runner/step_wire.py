@@ -33,6 +33,7 @@ class Step(msgspec.Struct, tag=True, array_like=True, frozen=True):
     targets: bytes | None
     admissions: tuple[bytes, ...]
     seats: tuple[bytes, ...]
+    adapted: bool
 
     @classmethod
     def of(cls, packed: PackedStep) -> Self:
@@ -43,6 +44,7 @@ class Step(msgspec.Struct, tag=True, array_like=True, frozen=True):
             None if packed.targets is None else packed.targets.tobytes(),
             tuple(each.tobytes() for each in packed.admissions),
             tuple(each.tobytes() for each in packed.seats),
+            packed.adapted,
         )
 
     def packed(self) -> PackedStep:
@@ -53,6 +55,7 @@ class Step(msgspec.Struct, tag=True, array_like=True, frozen=True):
             None if self.targets is None else _array(self.targets),
             tuple(map(_array, self.admissions)),
             tuple(map(_array, self.seats)),
+            self.adapted,
         )
 
 

@@ -7,7 +7,7 @@ from hex_llm.errors import RequestError
 from hex_llm.server.chat_response import chat_response, chat_stream
 from hex_llm.server.chat_schema import ChatRequest, read_chat
 from hex_llm.server.exchange import Exchange
-from hex_llm.server.generation import generate
+from hex_llm.server.generation import Prompt, generate
 from hex_llm.server.rendering import render
 from hex_llm.server.state import Server
 from hex_llm.server.streaming import stream
@@ -26,13 +26,14 @@ async def answer_chat(
 ) -> None:
     """Answers a conversation, as one object in what `wrap` puts around it, or as a stream."""
 
-    async def encode() -> Sequence[Sequence[int]]:
-        return [await encode_conversation(server, asked)]
+    async def encode() -> Sequence[Prompt]:
+        tokens = await encode_conversation(server, asked)
+        return [Prompt(tokens, await server.find_adapter(asked.adapter, exchange))]
 
     facts = {
         "id": f"chatcmpl-{asked.request_id or exchange.request_id}",
         "created": int(time.time()),
-        "model": asked.model or server.names[0],
+        "model": asked.model or asked.adapter or server.names[0],
     }
     try:
         async with generate(server, exchange, encode, [asked.sampling], cache_salt=asked.cache_salt) as generation:

@@ -40,6 +40,7 @@ class ChatRequest:
     """
 
     model: str | None
+    adapter: str | None
     messages: list[dict[str, Any]]
     sampling: SamplingParams
     stream: bool
@@ -200,7 +201,7 @@ def read_chat(
             param="continue_final_message",
         )
     return ChatRequest(
-        **read_shared(values),
+        **read_shared(values, config),
         messages=values["messages"],
         sampling=sampling,
         add_generation_prompt=opening,

@@ -38,6 +38,7 @@ class CompletionRequest:
     """
 
     model: str | None
+    adapter: str | None
     prompts: list[Prompt]
     sampling: SamplingParams
     echo: bool
@@ -118,7 +119,7 @@ def read_completion(
     )
     check_sequences(sampling.n, len(values["prompt"]), config)
     return CompletionRequest(
-        **read_shared(values),
+        **read_shared(values, config),
         prompts=values["prompt"],
         sampling=sampling,
         echo=echo,

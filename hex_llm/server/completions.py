@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hex_llm.server.completion_response import completion_response, completion_stream
 from hex_llm.server.completion_schema import CompletionRequest, read_completion
 from hex_llm.server.exchange import Exchange
-from hex_llm.server.generation import generate
+from hex_llm.server.generation import Prompt, generate
 from hex_llm.server.rendering import render
 from hex_llm.server.state import Server
 from hex_llm.server.streaming import stream
@@ -19,14 +19,16 @@ async def completions(server: Server, exchange: Exchange) -> None:
     server.check_model(asked.model)
     samplings = [asked.sampling] * len(asked.prompts)
 
-    async def encode() -> Sequence[Sequence[int]]:
-        return await encode_prompts(server, asked)
+    async def encode() -> Sequence[Prompt]:
+        prompts = await encode_prompts(server, asked)
+        adapter = await server.find_adapter(asked.adapter, exchange)
+        return [Prompt(tokens, adapter) for tokens in prompts]
 
     async with generate(server, exchange, encode, samplings, cache_salt=asked.cache_salt) as generation:
         facts = {
             "id": f"cmpl-{asked.request_id or exchange.request_id}",
             "created": int(time.time()),
-            "model": asked.model or server.names[0],
+            "model": asked.model or asked.adapter or server.names[0],
             "echo": await _echo(server, asked) if asked.echo else (),
         }
         if asked.stream:

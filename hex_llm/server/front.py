@@ -24,7 +24,9 @@ from hex_llm.engine.router import Router
 from hex_llm.engine.wire import Found
 from hex_llm.errors import EngineDead, HexError, ServerError, StartError, Unavailable
 from hex_llm.launch.fleet import POLL_S, Fleet
+from hex_llm.lora.open_store import open_store
 from hex_llm.process import CLUSTER_KEY, ENGINE_DIED, ENGINE_HUNG, begin_child, hold_signals, release_signals
+from hex_llm.server.adapters import Adapters
 from hex_llm.server.app import keep_time, make_app
 from hex_llm.server.background import in_background
 from hex_llm.server.engines import Engines
@@ -141,13 +143,16 @@ class _Front:
 
     async def _get_ready(self, url: str) -> None:
         config, server = self._config, self._server
-        found = await self._router.found
-        # Here too: the engine may be on another machine.
+        # Here too: the engine may be on another machine. And first: what cannot be had is told before it has JAX.
         folder, model = await in_background(lambda: text_folders(config))
+        found = await self._router.found
         tokenizer = asyncio.to_thread(Tokenizer.load, folder, mode=config.tokenizer_mode, model_folder=model)
         text = TextClient.start(_text_settings(config, found, folder, model))
         server.tokenizer, server.text = await asyncio.gather(tokenizer, text)
         server.tokenizer.check_embedding(found.vocab_size)
+        if config.enable_lora:
+            server.adapters = Adapters(config, open_store(config), found.modules, server.metrics.count_lora_load)
+            await server.adapters.check_named()
         ready = await self._router.ready
         server.limits = ready.limits
         server.phase = Phase.READY

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from hex_llm.completion import Answer
 from hex_llm.engine.admission import new_request
@@ -11,9 +12,17 @@ from hex_llm.engine.output import Output
 from hex_llm.engine.request import FinishReason, SamplingParams
 from hex_llm.engine.router import Router
 from hex_llm.errors import HexError, NumericalError
+from hex_llm.server.adapters import Adapter
 from hex_llm.server.exchange import Exchange
 from hex_llm.server.metrics import Metrics
 from hex_llm.server.state import Server
+
+
+class Prompt(NamedTuple):
+    """What the engine needs of a prompt, beside how its answers are sampled."""
+
+    tokens: Sequence[int]
+    adapter: Adapter
 
 
 class Generation:
@@ -131,7 +140,7 @@ class _Sequence:
 async def generate(
     server: Server,
     exchange: Exchange,
-    encode: Callable[[], Awaitable[Sequence[Sequence[int]]]],
+    encode: Callable[[], Awaitable[Sequence[Prompt]]],
     samplings: Sequence[SamplingParams],
     *,
     cache_salt: str | None = None,
@@ -153,23 +162,25 @@ async def generate(
                     server.tokenizer,
                     new_request(
                         server.new_id(),
-                        prompt,
+                        prompt.tokens,
                         sampling,
                         server.limits,
                         end_ids=server.tokenizer.eos_ids,
                         bad_words=bad_words,
                         seed=seed,
                         index=index,
+                        adapter=prompt.adapter.identity,
+                        adapter_source=prompt.adapter.source,
                         cache_salt=salt,
                     ),
                     index,
                 )
                 for index in range(sampling.n)
             ]
-            metrics.prompt_lengths.observe(len(prompt))
+            metrics.prompt_lengths.observe(len(prompt.tokens))
             metrics.asked_n.observe(sampling.n)
             metrics.asked_tokens.observe(answers[-1].request.max_output)
-        tokens = sum(map(len, prompts))
+        tokens = sum(len(prompt.tokens) for prompt in prompts)
         server.admission.add_tokens(ticket, tokens)
         metrics.count_prompt(tokens)
         generation = Generation(answers, server.engine, metrics)

@@ -28,14 +28,15 @@ _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384,
 
 class Metrics:
     """Every metric once. `model` is a label on those that vLLM labels with it; `roles` are what each engine is for,
-    where they are of two kinds.
+    where they are of two kinds; `num_adapters` is how many the device of each has room for.
     """
 
-    def __init__(self, model: str, roles: Sequence[str] = ()):
+    def __init__(self, model: str, roles: Sequence[str] = (), num_adapters: int = 0):
         disable_created_metrics()
         self._registry = CollectorRegistry()
         self.model = model
         self._roles = roles if any(roles) else ()
+        self._num_adapters = num_adapters
         self.num_prompt_tokens = self.num_generated_tokens = 0  # as the counters below, for the log
         self.received = self._counter("requests_received", "Requests that came in.", ("route",))
         self.requests = self._counter(
@@ -60,6 +61,9 @@ class Metrics:
         self.engine_deaths = self._counter("engine_deaths", "Times that the engine was lost.", ("reason",))
         self.success = self._counter(
             "request_success", "Sequences that were completed.", ("model_name", "finished_reason")
+        )
+        self.lora_loads = self._counter(
+            "lora_loads", "Adapters that were fetched and looked at: loaded, or the error's code.", ("result",)
         )
         self.nan_rows = self._counter("nan_rows", "Sequences that the model had no usable number for.")
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.", ("model_name",)).labels(model)
@@ -100,6 +104,9 @@ class Metrics:
         if again:
             self.replays.inc()
 
+    def count_lora_load(self, result: str) -> None:
+        self.lora_loads.labels(result).inc()
+
     def flush(self) -> None:
         """To be called now and then: other processes read what is flushed."""
         self.inter_token.flush()
@@ -113,7 +120,7 @@ class Metrics:
         else:
             registry = self._registry
         now = CollectorRegistry()
-        now.register(_Now(engine, gauges, self.model, self._roles))
+        now.register(_Now(engine, gauges, self.model, self._roles, self._num_adapters))
         return generate_latest(registry) + generate_latest(now)
 
     def _counter(self, name: str, help: str, names: tuple[str, ...] = ()) -> Counter:
@@ -161,11 +168,13 @@ class _Now(Collector):
         gauges: Callable[[], Mapping[str, tuple[str, float]]],
         model: str,
         roles: Sequence[str],
+        num_adapters: int,
     ):
         self._engine = engine
         self._gauges = gauges
         self._model = model
         self._roles = roles
+        self._num_adapters = num_adapters
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         for name, (help, value) in self._gauges().items():
@@ -201,6 +210,8 @@ class _Now(Collector):
             yield self._kinds()
         if (stats := self._engine.stats) is not None:
             yield self._blocks(stats)
+            if self._num_adapters:
+                yield self._slots(stats)
             yield from self._of_model(GaugeMetricFamily, self._states(stats))
             yield from self._of_model(CounterMetricFamily, self._counts(stats))
 
@@ -219,15 +230,23 @@ class _Now(Collector):
         }
         if self._roles:
             counts["held"] = stats.blocks_held
-        blocks = GaugeMetricFamily(f"{PREFIX}kv_blocks", "Blocks of the KV cache.", labels=("state",))
-        for state, count in counts.items():
-            blocks.add_metric((state,), count)
-        return blocks
+        return _by_state("kv_blocks", "Blocks of the KV cache.", counts)
+
+    def _slots(self, stats: Stats) -> GaugeMetricFamily:
+        """The devices' places for adapters, each in one state."""
+        counts = {
+            "free": max(self._engine.num_up * self._num_adapters - stats.adapters, 0),
+            "used": stats.adapters_used,
+            "cached": stats.adapters - stats.adapters_used,
+        }
+        return _by_state("lora_slots", "Places for adapters on the devices.", counts)
 
     def _states(self, stats: Stats) -> Iterator[tuple[str, str, float]]:
         yield "num_requests_running", "Sequences that run.", stats.running
         yield "num_requests_waiting", "Sequences that wait.", stats.waiting
         yield "kv_cache_usage_perc", "Share of the KV cache in use, 1 is all.", stats.blocks_used / stats.blocks
+        if self._num_adapters:
+            yield "num_loras_loading", "Adapters that sequences wait for.", stats.adapters_loading
         if self._roles:
             yield "num_requests_waiting_for_kv", "Sequences that wait for blocks of another engine.", stats.coming
 
@@ -236,6 +255,9 @@ class _Now(Collector):
         yield "prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.total_prefix_queries
         yield "prefix_cache_hits", "Tokens found there.", stats.total_prefix_hits
         yield "engine_steps", "Steps of the engine.", stats.total_steps
+        if self._num_adapters:
+            yield "lora_slot_loads", "Times that an adapter was put onto a device.", stats.total_adapter_loads
+            yield "lora_slot_evictions", "Times that one gave way for another.", stats.total_adapter_evictions
         if self._roles:
             yield "kv_transfers", "Sequences whose blocks went to another engine.", stats.total_received
             yield "kv_transfer_bytes", "Bytes of their blocks.", stats.total_received_bytes
@@ -254,3 +276,10 @@ class _Now(Collector):
             family = kind(f"{PREFIX}{name}", help, labels=("model_name",))
             family.add_metric((self._model,), value)
             yield family
+
+
+def _by_state(name: str, help: str, counts: Mapping[str, int]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"{PREFIX}{name}", help, labels=("state",))
+    for state, count in counts.items():
+        family.add_metric((state,), count)
+    return family

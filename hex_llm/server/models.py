@@ -1,4 +1,4 @@
-"""/v1/models: what is served, and under which names."""
+"""/v1/models: what is served, and under which names: the model, and adapters for it."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ PREFIX = "/v1/models/"
 
 async def list_models(server: Server, exchange: Exchange) -> None:
     server.check_ready()
-    models = [_model(server, name) for name in server.names]
+    models = [_model(server, name) for name in (*server.names, *server.config.adapter_sources)]
     await exchange.reply(200, orjson.dumps({"object": "list", "data": models}))
 
 
@@ -27,12 +27,13 @@ async def show_model(server: Server, exchange: Exchange) -> None:
 
 
 def _model(server: Server, name: str) -> dict[str, Any]:
+    source = server.config.adapter_sources.get(name)
     return {
         "id": name,
         "object": "model",
         "created": int(server.started),
         "owned_by": "hex-llm",
-        "root": server.names[0],
-        "parent": None,
+        "root": source or server.names[0],
+        "parent": server.names[0] if source else None,
         "max_model_len": server.limits.max_model_len,
     }

@@ -14,6 +14,7 @@ from hex_llm.server.state import Server
 logger = logging.getLogger(__name__)
 
 _EVERY_S = 10.0
+_ADAPTER_DIGITS = 12  # of an adapter's identity
 _PROMPT_TOKENS = 64  # of a prompt, in a verbose log
 
 
@@ -39,6 +40,8 @@ def log_request(server: Server, exchange: Exchange, outcome: str, code: str | No
             f"cached={sum(answer.num_cached for answer in prompts)}",
             f"output={sum(len(answer.completion.token_ids) for answer in answers)}",
         ]
+        if adapters := dict.fromkeys(answer.request.adapter for answer in prompts if answer.request.adapter):
+            parts.append(f"adapter={','.join(each[:_ADAPTER_DIGITS] for each in adapters)}")
         if generation.queued_s is not None:
             parts.append(f"queue={generation.queued_s:.3f}s")
         if generation.first_token_s is not None:

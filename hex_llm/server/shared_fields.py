@@ -6,6 +6,7 @@ from typing import Any
 
 from hex_llm.config import Config
 from hex_llm.errors import RequestError
+from hex_llm.server.adapter_fields import ADAPTER, read_adapter
 from hex_llm.server.exchange import REQUEST_ID
 from hex_llm.server.fields import AnyObject, Boolean, Field, Fields, Object, Only, Rules, Text, refuse
 
@@ -32,7 +33,10 @@ _STREAM_OPTIONS: Fields = {
 }
 
 SHARED: Fields = {
-    "model": Field(Text(at_most=1024), "A name of the model. Without it, or empty, the model that is served."),
+    "model": Field(
+        Text(at_most=1024), "A name of the model, or of an adapter. Without it, or empty, the model that is served."
+    ),
+    **ADAPTER,
     "stream": Field(Boolean(), "Whether the answer comes in pieces, as server-sent events."),
     "stream_options": Field(
         Object(_STREAM_OPTIONS), "With stream. Without it, the last chunk has the usage beside its choice."
@@ -63,7 +67,7 @@ SHARED: Fields = {
 }
 
 
-def read_shared(values: Mapping[str, Any]) -> dict[str, Any]:
+def read_shared(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
     """Fields of ChatRequest and of CompletionRequest alike, from checked values."""
     stream = values.get("stream", False)
     options = values.get("stream_options")
@@ -83,6 +87,7 @@ def read_shared(values: Mapping[str, Any]) -> dict[str, Any]:
         )
     return {
         "model": values.get("model") or None,
+        "adapter": read_adapter(values, config),
         "stream": stream,
         "include_usage": include_usage,
         "continuous_usage_stats": continuous,

@@ -8,6 +8,7 @@ from hex_llm.config import Config
 from hex_llm.engine.limits import Limits
 from hex_llm.engine.router import Router
 from hex_llm.errors import EngineDead, ModelNotFound, RequestError, Unavailable
+from hex_llm.server.adapters import NO_ADAPTER, Adapter, Adapters
 from hex_llm.server.admission import Admission
 from hex_llm.server.exchange import Exchange
 from hex_llm.server.keys import Keys
@@ -24,7 +25,8 @@ class Phase(enum.StrEnum):
 
 
 class Server:
-    """One HTTP process. `tokenizer`, `text` and `limits` are there from the moment it is ready.
+    """One HTTP process. `tokenizer`, `text` and `limits` are there from the moment it is ready; so are `adapters`, with
+    --enable_lora.
 
     `open` are the requests that have no answer yet, or not all of it; `roles` what each engine is for, empty where all
     do all.
@@ -33,14 +35,16 @@ class Server:
     tokenizer: Tokenizer
     text: TextClient
     limits: Limits
+    adapters: Adapters
 
     def __init__(self, config: Config, engine: Router, keys: Keys, *, index: int = 0):
         self.config = config
         self.engine = engine
         self.keys = keys
-        self.names = _names(config)
+        self.names = config.served_names
         self.roles = tuple(config.role(index) for index in range(config.num_engines))
-        self.metrics = Metrics(self.names[0], self.roles)
+        num_adapters = config.max_num_mem_cached_lora if config.enable_lora else 0
+        self.metrics = Metrics(self.names[0], self.roles, num_adapters)
         engine.on_step = self.metrics.count_step
         engine.on_send = self.metrics.count_sent
         self.phase = Phase.STARTING
@@ -66,10 +70,14 @@ class Server:
 
     def check_model(self, name: str | None) -> None:
         """An empty name, as Vertex's notebooks send it, is as good as none."""
-        if name and name not in self.names:
+        names = (*self.names, *self.config.adapter_sources)
+        if name and name not in names:
             raise ModelNotFound(
-                f"There is no model {name[:100]!r} here; this server has {', '.join(self.names)}.", param="model"
+                f"There is no model {name[:100]!r} here; this server has {', '.join(names)}.", param="model"
             )
+
+    async def find_adapter(self, name: str | None, exchange: Exchange) -> Adapter:
+        return await self.adapters.find(name, exchange.key_id or exchange.client) if name else NO_ADAPTER
 
     @property
     def num_open(self) -> int:
@@ -106,8 +114,3 @@ class Server:
             "engine_last_step_age_seconds": ("Since the engine was last heard of.", silent),
             "event_loop_lag_seconds": ("How late this process last was.", self.loop_lag),
         }
-
-
-def _names(config: Config) -> tuple[str, ...]:
-    given = config.served_model_name or config.model or "hex-mini"
-    return tuple(name.strip() for name in given.split(",")) if config.served_model_name else (given,)

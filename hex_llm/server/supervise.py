@@ -14,7 +14,7 @@ import msgspec
 
 from hex_llm.config import Config
 from hex_llm.launch.fleet import POLL_S, Fleet
-from hex_llm.process import CLUSTER_KEY, start_child
+from hex_llm.process import CLUSTER_KEY, SECRETS, start_child
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def _start(config: Config, folder: str, index: int, files: tuple[int, int], key:
     words = [msgspec.json.encode(config).decode(), *map(str, (*files, index))]
     environment = {"PROMETHEUS_MULTIPROC_DIR": folder, CLUSTER_KEY: key.decode()}
     return start_child(
-        "hex_llm.server.front", words, files, secrets=True, stdout=subprocess.PIPE, environment=environment
+        "hex_llm.server.front", words, files, secrets=SECRETS, stdout=subprocess.PIPE, environment=environment
     )
 
 

@@ -16,6 +16,7 @@ from hex_llm.server.chat_response import chat_response
 from hex_llm.server.chat_schema import ChatRequest
 from hex_llm.server.errors_json import error_body
 from hex_llm.server.exchange import Exchange
+from hex_llm.server.generation import Prompt
 from hex_llm.server.generation import generate as generate_answers
 from hex_llm.server.rendering import render
 from hex_llm.server.state import Server
@@ -51,8 +52,8 @@ def _as_predictions(body: bytes) -> bytes:
 async def _answer_chats(server: Server, exchange: Exchange, asked: GenerateRequest) -> None:
     samplings = [chat.sampling for chat in asked.chats]
 
-    async def encode() -> Sequence[Sequence[int]]:
-        return await _encode_all(server, asked, asked.chats)
+    async def encode() -> Sequence[Prompt]:
+        return await _encode_all(server, exchange, asked, asked.chats)
 
     async with generate_answers(server, exchange, encode, samplings, cache_salt=asked.cache_salt) as generation:
         await generation.finish()
@@ -71,7 +72,7 @@ def _chat_predictions(
             server.tokenizer,
             id=f"chatcmpl-{chat.request_id or f'{exchange.request_id}-{position}'}",
             created=created,
-            model=server.names[0],
+            model=chat.adapter or server.names[0],
         )
         for position, chat in enumerate(asked.chats)
     ]
@@ -82,8 +83,8 @@ async def _answer_prompts(server: Server, exchange: Exchange, asked: GenerateReq
     samplings = [prompt.sampling for prompt in asked.prompts]
     first = asked.prompts[0]
 
-    async def encode() -> Sequence[Sequence[int]]:
-        return await _encode_all(server, asked, asked.prompts)
+    async def encode() -> Sequence[Prompt]:
+        return await _encode_all(server, exchange, asked, asked.prompts)
 
     async with generate_answers(server, exchange, encode, samplings, cache_salt=asked.cache_salt) as generation:
         predictions = Predictions(generation.answers, every=first.flush_every or 1, framed=first.framed, raw=first.raw)
@@ -95,23 +96,30 @@ async def _answer_prompts(server: Server, exchange: Exchange, asked: GenerateReq
 
 
 async def _encode_all(
-    server: Server, asked: GenerateRequest, requests: Sequence[PromptRequest | ChatRequest]
-) -> list[list[int]]:
-    """The tokens of every prompt. An error says which instance it is about."""
-    outcomes = await asyncio.gather(*(_encode(server, request) for request in requests), return_exceptions=True)
+    server: Server, exchange: Exchange, asked: GenerateRequest, requests: Sequence[PromptRequest | ChatRequest]
+) -> list[Prompt]:
+    """The tokens and the adapter of every prompt. An error says which instance it is about."""
+    outcomes = await asyncio.gather(
+        *(_prepare(server, exchange, request) for request in requests), return_exceptions=True
+    )
     prompts = []
     for outcome, request, place in zip(outcomes, requests, asked.places, strict=True):
         try:
             if isinstance(outcome, BaseException):
                 raise outcome
             # Bad words are not tokens yet; the rest of what depends on the model can be checked here.
-            new_request("", outcome, dataclasses.replace(request.sampling, bad_words=()), server.limits)
+            new_request("", outcome.tokens, dataclasses.replace(request.sampling, bad_words=()), server.limits)
         except RequestError as error:
             if isinstance(request, ChatRequest) and error.param == "prompt":  # which to the client are its messages
                 error.param = "messages"
             raise place.locate(error) from None
         prompts.append(outcome)
     return prompts
+
+
+async def _prepare(server: Server, exchange: Exchange, request: PromptRequest | ChatRequest) -> Prompt:
+    tokens = await _encode(server, request)
+    return Prompt(tokens, await server.find_adapter(request.adapter, exchange))
 
 
 async def _encode(server: Server, request: PromptRequest | ChatRequest) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Any
 from hex_llm.config import Config
 from hex_llm.engine.sampling import SamplingParams
 from hex_llm.errors import RequestError, Unsupported
+from hex_llm.server.adapter_fields import ADAPTER, read_adapter
 from hex_llm.server.chat_schema import ChatRequest, read_chat
 from hex_llm.server.completion_schema import DEFAULT_MAX_TOKENS
 from hex_llm.server.fields import (
@@ -38,8 +39,6 @@ _FORMAT = "@requestFormat"
 _CHAT = "chatCompletions"
 # What Vertex's own clients put beside a chat, about filters that are Vertex's.
 _VERTEX_EXTRAS = ("google", "model_safety_settings")
-_ADAPTER = Field(Only("", reason="adapters do not exist yet."), "An adapter; not supported, unless empty.")
-_ADAPTERS = dict.fromkeys(("dynamic-lora", "dynamic_lora", "lora_id", "lora_path"), _ADAPTER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +52,7 @@ class PromptRequest:
     flush_every: int | None = None
     framed: bool = False
     raw: bool = False
+    adapter: str | None = None
     cache_salt: str | None = None
 
 
@@ -123,11 +123,11 @@ FIELDS: Fields = {
         "The answer comes in pieces of so many tokens. Without stream, they are JSON objects with nothing between.",
     ),
     "raw_response": Field(Boolean(), "Whether output_token_counts and cumulative_logprobs come with predictions."),
-    "model": SHARED["model"]._replace(help="A label: there is one model here."),
+    "model": SHARED["model"]._replace(help="A label, unless it is the name of an adapter: there is one model here."),
     "cache_salt": SHARED["cache_salt"],
     "user": SHARED["user"],
     "request_id": SHARED["request_id"]._replace(help="A label: it changes nothing."),
-    **_ADAPTERS,
+    **ADAPTER,
     "messages": Field(Only(reason=f'a chat has "{_FORMAT}": "{_CHAT}" beside its messages.'), "Not supported."),
 }
 
@@ -216,17 +216,16 @@ def _read_instance(body: dict[str, Any], config: Config, defaults: Mapping[str, 
         flush_every=values.get("streaming_tokens", 1 if framed else None),
         framed=framed,
         raw=raw,
+        adapter=read_adapter(values, config),
         cache_salt=values.get("cache_salt"),
     )
 
 
 def _read_chat(body: dict[str, Any], config: Config, defaults: Mapping[str, Any]) -> ChatRequest:
-    rules = Rules(config)
-    for name in [name for name in body if name in _ADAPTERS]:
-        if (value := body.pop(name)) is not None:
-            _ADAPTER.kind.read(value, name, rules)
-    # Any name of the model does: Vertex's clients have no use for it, and send what they like.
-    rest = {name: value for name, value in body.items() if name not in (*_VERTEX_EXTRAS, "model")}
+    # Any name of the model does: Vertex's clients have no use for it, and send what they like; but not an adapter's.
+    is_adapter = isinstance(body.get("model"), str) and body["model"] in config.adapter_sources
+    passed_over = _VERTEX_EXTRAS if is_adapter else (*_VERTEX_EXTRAS, "model")
+    rest = {name: value for name, value in body.items() if name not in passed_over}
     return read_chat(rest, config, defaults, integral_floats=True)
 
 

@@ -47,6 +47,17 @@ def test_tokens_are_counted_exactly(backend, capsys):
     assert len(body["prompt"]) == 50  # token ids: no tokenizer is known
 
 
+def test_adapters_are_named_in_turn():
+    with FakeServer() as server:
+        flags = "--num-prompts 6 --random-input-len 5 --random-output-len 2 --num-warmups 0 --max-concurrency 1"
+        assert bench(server, f"{flags} --lora-modules one,two") == 0
+    assert [body["model"] for body in server.bodies] == ["one", "two"] * 3
+    with pytest.raises(ConfigError, match="--lora_modules needs a backend whose requests name a model"):
+        bench(server, "--backend vertex --lora-modules one")
+    with pytest.raises(ConfigError, match="--lora_modules=one, has an empty name"):
+        bench(server, "--lora-modules one,")
+
+
 @pytest.mark.parametrize("backend", ["openai", "openai-chat", "generate", "generate-stream", "vertex"])
 def test_with_a_tokenizer_prompts_are_texts_of_the_length_asked_for(backend, capsys):
     with FakeServer(usage=False) as server:

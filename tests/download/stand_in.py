@@ -1,8 +1,9 @@
 """A server that speaks as the Hugging Face Hub and as Cloud Storage do, and fails as it is told to.
 
 `python -m tests.download.stand_in FOLDER PORT` serves FOLDER/hub/OWNER/NAME and FOLDER/gs/BUCKET. What is in a folder
-named `private` is only for those who know the token. POST /faults has a list of faults, each with a pattern of the
-requests that it is for, their ranges included, and how many of them; GET /log has the requests so far.
+named `private` is only for those who know the token; of one named `gated` others see the list. A path may begin with
+/mirror. POST /faults has a list of faults, each with a pattern of the requests that it is for, their ranges included,
+and how many of them; GET /log has the requests so far.
 """
 
 import base64
@@ -73,10 +74,12 @@ class Handler(BaseHTTPRequestHandler):
         if fault.get("hang_up"):
             self.close_connection = True
             return None
+        if "body" in fault:
+            return self.answer(fault["body"].encode(), 200, fault.get("headers", {}))
         if status := fault.get("status"):
             message = {"error": {"message": f"a fault of the test: {status}"}}
             return self.answer(json.dumps(message).encode(), status, fault.get("headers", {}))
-        parts = [unquote(part) for part in url.path.strip("/").split("/")]
+        parts = [unquote(part) for part in url.path.removeprefix("/mirror").strip("/").split("/")]
         match parts:
             case ["api", "models", owner, name, "revision", _]:
                 self.hub_info(f"{owner}/{name}")
@@ -104,8 +107,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def repository(self, id: str) -> Path | None:
         folder = self.server.root / "hub" / id
-        if "private" in id and self.headers["Authorization"] != f"Bearer {TOKEN}":
+        is_known = self.headers["Authorization"] == f"Bearer {TOKEN}"
+        if "private" in id and not is_known:
             self.answer(b"", 401, {"X-Error-Message": "Invalid username or password."})
+        elif "gated" in id and not is_known and not self.path.startswith("/api/"):
+            self.answer(
+                b"", 403, {"X-Error-Code": "GatedRepo", "X-Error-Message": f"Access to model {id} is restricted."}
+            )
         elif not folder.is_dir():
             self.answer(b"", 404, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"})
         else:
@@ -114,7 +122,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def hub_info(self, id: str) -> None:
         if folder := self.repository(id):
-            siblings = [hub_entry(path) for path in sorted(folder.iterdir())]
+            siblings = [hub_entry(folder, path) for path in sorted(folder.rglob("*")) if path.is_file()]
             self.answer(json.dumps({"id": id, "sha": COMMIT, "siblings": siblings}).encode())
 
     def hub_tree(self, id: str) -> None:
@@ -122,6 +130,7 @@ class Handler(BaseHTTPRequestHandler):
             tree = [
                 {"type": "file", "path": path.name, "size": path.stat().st_size, "oid": git_digest(path)}
                 for path in sorted(folder.iterdir())
+                if path.is_file()
             ]
             self.answer(json.dumps(tree).encode())
 
@@ -222,9 +231,9 @@ def is_large(path: Path) -> bool:
     return path.stat().st_size >= LARGE
 
 
-def hub_entry(path: Path) -> dict:
+def hub_entry(folder: Path, path: Path) -> dict:
     size = path.stat().st_size
-    entry = {"rfilename": path.name, "size": size, "blobId": git_digest(path)}
+    entry = {"rfilename": str(path.relative_to(folder)), "size": size, "blobId": git_digest(path)}
     return entry | {"lfs": {"sha256": sha256(path), "size": size, "pointerSize": 130}} if is_large(path) else entry
 
 

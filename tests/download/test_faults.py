@@ -3,14 +3,16 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 from hex_llm.download import patience, ranges, site
 from hex_llm.download.fetch import fetch
-from hex_llm.download.wanted import MODEL
+from hex_llm.download.wanted import MODEL, TEXT
 from hex_llm.errors import DownloadError, NoSpace
+from hex_llm.progress import tell_nobody
 from tests.download.test_fetch import INDEX, SMALL, WEIGHTS, names, same
 
 SHARD = "model-00002-of-00002.safetensors"
@@ -55,6 +57,51 @@ def test_a_wait_beyond_all_patience_is_none(source, stand_in):
     with pytest.raises(DownloadError, match=rf"{SHARD}: .* answers 429 .*given up after 5 s without a byte"):
         fetch(source, MODEL, timeout_s=5)
     assert time.monotonic() - started < 2
+
+
+def test_one_that_says_to_come_back_at_once_and_always_does_is_not_asked_all_the_time(source, stand_in, monkeypatch):
+    monkeypatch.setattr(patience, "_FIRST_PAUSE_S", 0.2)
+    monkeypatch.setattr(ranges, "_CONNECTIONS", 1)
+    stand_in.set_faults({"match": SHARD, "status": 429, "headers": {"Retry-After": "0"}, "times": 10_000})
+    before = len(stand_in.asked_for(SHARD))
+    with pytest.raises(DownloadError, match="answers 429"):
+        fetch(source, MODEL, timeout_s=2)
+    assert len(stand_in.asked_for(SHARD)) - before < 10
+
+
+def test_bytes_that_are_there_already_are_none_that_have_come(source, stand_in, monkeypatch):
+    """A server that knows no ranges sends the beginning each time, and never gets further."""
+    monkeypatch.setattr(ranges, "_CONNECTIONS", 1)
+    monkeypatch.setattr(patience, "_LONGEST_PAUSE_S", 0.1)
+    stand_in.set_faults({"match": SHARD, "no_ranges": True, "reset": True, "cut": 0.3, "times": 100})
+    with pytest.raises(DownloadError, match="given up after 1 s without a byte"):
+        fetch(source, MODEL, timeout_s=1)
+
+
+def test_once_one_is_refused_the_others_are_not_asked_for(source, stand_in, monkeypatch):
+    monkeypatch.setattr(ranges, "RANGE", 1024)
+    stand_in.set_faults({"match": SHARD, "status": 404})
+    with pytest.raises(DownloadError, match="answers 404"):
+        fetch(source, MODEL, timeout_s=5)
+    before = len(stand_in.log())
+    time.sleep(1)
+    assert len(stand_in.log()) - before <= 16  # those that were under way, and where they lead
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ({"status": 302, "headers": {"Location": "ftp://127.0.0.1/x"}}, "does not lead to it .UnsupportedProtocol"),
+        ({"body": "no gzip", "headers": {"Content-Encoding": "gzip"}}, "does not lead to it .DecodingError"),
+        ({"body": "no JSON"}, "answers with something that is no JSON object"),
+    ],
+)
+def test_what_will_never_be_an_answer_is_not_asked_for_again(fault, words, source, stand_in):
+    stand_in.set_faults({"match": r"/o\?prefix|/api/models", "times": 1000} | fault)
+    started = time.monotonic()
+    with pytest.raises(DownloadError, match=words):
+        fetch(source, MODEL, timeout_s=30)
+    assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize("status", [403, 404])
@@ -167,6 +214,19 @@ def test_who_comes_after_one_that_was_killed_has_only_the_rest_to_do(source, mod
     before = len(ranges_of(stand_in, source, SHARD))
     assert same(fetch(source, MODEL, timeout_s=5), model)
     assert ranges_of(stand_in, source, SHARD)[before:] == [last]
+
+
+def test_names_are_given_by_one_at_a_time(source, model, stand_in):
+    """Who replaces a link would take it away, for a moment, from another who has just made it."""
+    folder = fetch(source, TEXT, timeout_s=5)
+    (folder / "config.json").unlink()
+    with source.store.lock(tell_nobody):
+        thread = threading.Thread(target=fetch, args=(source, TEXT), kwargs={"timeout_s": 5}, daemon=True)
+        thread.start()
+        time.sleep(1)
+        assert not (folder / "config.json").exists()
+    thread.join(10)
+    assert same(folder, model)
 
 
 def test_two_that_start_at_once_download_once(source, model, stand_in, tmp_path):

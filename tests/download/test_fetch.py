@@ -1,6 +1,5 @@
 """What is downloaded, what is not, and what is refused."""
 
-import dataclasses
 import json
 
 import pytest
@@ -9,10 +8,10 @@ from hex_llm.download.cloud_storage import BucketSource
 from hex_llm.download.fetch import fetch
 from hex_llm.download.hub import HubSettings, HubSource
 from hex_llm.download.reference import InBucket, OnHub
-from hex_llm.download.wanted import ADAPTER, MODEL, TEXT
+from hex_llm.download.wanted import MODEL, TEXT
 from hex_llm.errors import CheckpointError, DownloadError, NoSpace
 from tests.download.servers import running_emulator
-from tests.download.stand_in import TOKEN
+from tests.download.stand_in import COMMIT, TOKEN
 
 WEIGHTS = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}
 SMALL = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
@@ -68,14 +67,53 @@ def test_too_small_a_disk_is_known_before_the_first_byte(source, stand_in, no_ro
     assert not any("-of-00002" in path for path in asked)
 
 
+def test_files_of_folders_below_are_not_the_models(source, stand_in, model):
+    own = str(source).split("/")[-1]
+    (folder,) = (path for path in stand_in.root.glob(f"*/*/{own}") if path.is_dir())
+    (folder / "tokenizer").mkdir()
+    (folder / "tokenizer" / "tokenizer.json").write_text("another")
+    (folder / "model").mkdir()
+    (folder / "model" / "model.safetensors").write_text("another")
+    assert names(fetch(source, MODEL, timeout_s=5)) == SMALL | INDEX | WEIGHTS
+
+
+def test_names_that_lead_elsewhere_are_no_files(stand_in, tmp_path):
+    name = "tokenizer_/../../../x.json"
+    siblings = [{"rfilename": each, "size": 2, "blobId": "0" * 40} for each in (name, "/etc/tokenizer.json", "..")]
+    listing = json.dumps({"sha": COMMIT, "siblings": siblings})
+    stand_in.set_faults({"match": f"/api/models/test/{tmp_path.name}", "body": listing})
+    source = HubSource(OnHub(f"test/{tmp_path.name}"), HubSettings(stand_in.url, tmp_path / "cache", None, False))
+    assert names(fetch(source, TEXT, timeout_s=5)) == set()
+    assert not stand_in.asked_for(f"{tmp_path.name}/resolve")
+
+
+def test_what_is_there_is_only_read(source, stand_in):
+    """A cache may be on a disk that cannot be written to."""
+    folder = fetch(source, MODEL, timeout_s=5)
+    before = written(source.store.folder)
+    assert fetch(source, MODEL, timeout_s=5) == folder
+    assert written(source.store.folder) == before
+
+
+def written(folder):
+    return {path: (path.lstat().st_ino, path.lstat().st_mtime_ns) for path in [folder, *folder.rglob("*")]}
+
+
+def test_a_cache_that_cannot_be_written_to_is_told(source, stand_in):
+    source.store.folder.parent.mkdir(parents=True)
+    source.store.folder.write_text("a file")
+    with pytest.raises(DownloadError, match=rf"{source.store.folder}.* cannot be written to"):
+        fetch(source, TEXT, timeout_s=5)
+
+
 def test_no_model_is_said_so(stand_in, tmp_path):
-    def refusal(error, *files, wanted=MODEL):
+    def refusal(error, *files):
         folder = stand_in.hub(f"test/{tmp_path.name}-{len(files)}-{files[-1]}")
         for name in files:
             (folder / name).write_text("{}")
         source = HubSource(OnHub(f"test/{folder.name}"), HubSettings(stand_in.url, tmp_path, None, False))
         with pytest.raises(error) as caught:
-            fetch(source, wanted, timeout_s=5)
+            fetch(source, MODEL, timeout_s=5)
         return str(caught.value)
 
     assert "has no config.json." in refusal(CheckpointError, "model.safetensors")
@@ -83,7 +121,6 @@ def test_no_model_is_said_so(stand_in, tmp_path):
         CheckpointError, "config.json", "a.bin"
     )
     assert "weight_map is missing" in refusal(CheckpointError, "config.json", "model.safetensors.index.json")
-    assert "has no adapter_config.json" in refusal(CheckpointError, "adapter_model.safetensors", wanted=ADAPTER)
 
 
 def test_an_index_that_names_other_files_is_refused(stand_in, tmp_path):
@@ -98,17 +135,6 @@ def test_an_index_that_names_other_files_is_refused(stand_in, tmp_path):
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": file}}))
         with pytest.raises(CheckpointError, match=words):
             fetch(source, MODEL, timeout_s=5)
-
-
-def test_an_adapter_comes_with_its_two_files_and_not_larger_than_allowed(stand_in, tmp_path):
-    folder = stand_in.bucket(f"adapters/{tmp_path.name}")
-    for name in ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "optimizer.pt"):
-        (folder / name).write_text(name)
-    adapter = BucketSource(InBucket("adapters", tmp_path.name), tmp_path)
-    assert names(fetch(adapter, ADAPTER, timeout_s=5)) == {"adapter_config.json", "adapter_model.safetensors"}
-    (folder / "adapter_model.safetensors").write_bytes(bytes(2**20))
-    with pytest.raises(DownloadError, match=r"has 1\.05 MB, and at most 1\.00 MB are downloaded"):
-        fetch(adapter, dataclasses.replace(ADAPTER, most_bytes=10**6), timeout_s=5)
 
 
 def test_an_object_that_changes_is_another_version(stand_in, model, tmp_path):
@@ -133,6 +159,25 @@ def test_a_real_emulator_of_cloud_storage(model, tmp_path, monkeypatch):
     assert caught.value.status == 404
     assert names(folder) == SMALL | INDEX | WEIGHTS
     assert same(folder, model)
+
+
+def test_an_address_may_have_a_path(stand_in, tmp_path):
+    folder = stand_in.hub(f"test/private-{tmp_path.name}")
+    (folder / "tokenizer.json").write_text("x" * 200_000)
+    mirror = HubSettings(f"{stand_in.url}/mirror", tmp_path, TOKEN, False)
+    assert names(fetch(HubSource(OnHub(f"test/{folder.name}"), mirror), TEXT, timeout_s=5)) == {"tokenizer.json"}
+
+
+def test_who_may_see_a_list_and_not_the_files_is_told(stand_in, tmp_path):
+    folder = stand_in.hub(f"test/gated-{tmp_path.name}")
+    (folder / "config.json").write_text("{}")
+    source = HubSource(OnHub(f"test/{folder.name}"), HubSettings(stand_in.url, tmp_path, None, False))
+    with pytest.raises(DownloadError) as caught:
+        fetch(source, TEXT, timeout_s=5)
+    assert str(caught.value) == (
+        f"test/{folder.name}/config.json: {stand_in.url} answers 403 (Access to model test/{folder.name} is"
+        " restricted). It does not exist, or is not for everybody: HF_TOKEN may be needed."
+    )
 
 
 def test_a_token_goes_to_the_hub_and_no_further(stand_in, tmp_path, model):

@@ -60,6 +60,24 @@ def test_the_environment_is_huggingface_hubs(tmp_path):
     assert "endpoint='http://hub', cache=PosixPath('/home/of/hf/hub'), token='hf_x', offline=True) /x" in said
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"HF_ENDPOINT": "hub.example"}, "HF_ENDPOINT=hub.example is no address"),
+        ({"HF_ENDPOINT": ""}, "HF_ENDPOINT= is no address"),
+        ({"HF_TOKEN": "hf_\x01secret"}, "The token for the hub has a character"),
+        ({"HF_TOKEN": "hf_\xe9secret"}, "The token for the hub has a character"),
+    ],
+)
+def test_what_can_be_no_address_and_no_token_is_refused(given, words):
+    code = "from hex_llm.download.hub import HubSettings; HubSettings.of_environment(None)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | given, capture_output=True, text=True, check=False
+    )
+    assert f"ConfigError: {words}" in done.stderr
+    assert "secret" not in done.stderr
+
+
 def test_offline_what_was_never_downloaded_is_refused_without_asking(stand_in, reference, tmp_path):
     source = HubSource(reference, settings(stand_in, tmp_path, offline=True))
     before = len(stand_in.log())

@@ -66,6 +66,20 @@ def test_weights_are_the_same_and_no_file_stays(source, model, stand_in, small_d
     assert left == []
 
 
+def test_a_source_is_listed_once(source, stand_in, small_disk):
+    before = len(stand_in.log())
+    open_shards(source, timeout_s=5)
+    listed = [each for each in stand_in.log()[before:] if "/api/models" in each["path"] or "/o?prefix" in each["path"]]
+    assert len([each for each in listed if "pageToken" not in each["path"]]) == 1
+
+
+def test_a_server_that_sends_no_parts_of_files_is_told(source, stand_in, small_disk):
+    shards = open_shards(source, timeout_s=5)
+    stand_in.set_faults({"match": SHARDS[0], "no_ranges": True, "times": 10})
+    with pytest.raises(DownloadError, match=f"{SHARDS[0]}: .* sends no parts of files"):
+        open_model(shards, family(read_config(shards.folder).arch))
+
+
 def test_a_model_answers_the_same_from_a_disk_too_small_for_it(stand_in, model, small_disk, tmp_path, caplog):
     shutil.copytree(model, stand_in.bucket("models/streamed"), dirs_exist_ok=True)
     settings = {"max_model_len": 64, "num_blocks": 64, "block_size": 8, "max_decode_seqs": 4, "prefill_len_padding": 64}

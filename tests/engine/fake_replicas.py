@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from hex_llm.engine.carrier import AdapterLost
 from hex_llm.engine.client import EngineClient
 from hex_llm.engine.engine import Engine
 from hex_llm.engine.handover import Lost
@@ -29,6 +30,7 @@ from hex_llm.engine.wire import (
 )
 from hex_llm.errors import HexError, RequestError
 from hex_llm.frames import Decoder, encode
+from tests.engine.fake_carrier import FakeCarrier
 from tests.engine.fake_porter import FakePorter
 from tests.engine.fakes import make_engine, make_request
 
@@ -110,7 +112,15 @@ class FakeReplica:
                         self.waiting.pop(request_id, None)
 
     def hear(self) -> None:
-        """Takes in what its porter says."""
+        """Takes in what its porter and its carrier say; adapters come at once."""
+        carrier = self.engine._adapters._carrier
+        if isinstance(carrier, FakeCarrier):
+            carrier.bring_all()
+            while carrier.said:
+                lost = carrier.said.popleft()
+                for request_id in self.engine.hear(lost):
+                    assert isinstance(lost, AdapterLost)
+                    self.say(Refused(request_id, lost.message, None, lost.code, expired=False, status=lost.status))
         while self.porter is not None and self.porter.said:
             message = self.porter.hear()
             self.engine.hear(message)

@@ -3,7 +3,8 @@
 Its cache holds a number per token where a model's holds keys and values. The number of a token depends on the token,
 the adapter, whether it is above the rope's switch, and the numbers of the tokens before that it sees, read back through
 the page table as attention would; the next token is a digest of all the numbers that the last one sees. A lost, shared
-or stale block therefore changes the output, and any schedule that is right gives the very same output as any other.
+or stale block, or a slot with another adapter, therefore changes the output, and any schedule that is right gives the
+very same output as any other.
 
 Like the device it runs behind: what a step needs is taken from the requests when it is dispatched, and with
 `lazy=True` nothing is computed before a step is read. Memory that a step under way may still touch is guarded.
@@ -18,12 +19,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from hex_llm.engine.admission import new_request
+from hex_llm.engine.carrier import Carrier
 from hex_llm.engine.engine import Engine
 from hex_llm.engine.handover import Porter
 from hex_llm.engine.limits import Limits
 from hex_llm.engine.output import Output
 from hex_llm.engine.request import Request, SamplingParams, TokenLogprobs
 from hex_llm.engine.step import Logprobs, Slice, StepResult
+from tests.engine.fake_carrier import FakeCarrier, source_of
 
 VOCAB = 40
 TOP = 3
@@ -93,7 +96,7 @@ class Row:
 
     slot: int
     seed: int
-    adapter: str
+    adapter_slot: int
     long: bool
     fresh: bool
     start: int
@@ -139,6 +142,7 @@ class FakeRunner:
         self.cache = np.full((limits.num_blocks, limits.block_size), -1, np.int64)
         self.page_table = np.zeros((limits.max_running, pages), np.int64)
         self.last_token = np.full(limits.max_running, -1)
+        self.adapters = ["", *["nobody's"] * limits.num_adapters]  # by slot
         self.received: set[int] = set()  # blocks that were ever copied in
         self.num_looks = 0  # at a step before it is done
         self.order: list[str] = []  # what it was given to do
@@ -159,7 +163,7 @@ class FakeRunner:
                 Row(
                     slot=request.slot,
                     seed=request.seed,
-                    adapter=request.adapter,
+                    adapter_slot=request.adapter_slot,
                     long=request.is_long,
                     fresh=piece.fresh,
                     start=piece.start,
@@ -181,6 +185,12 @@ class FakeRunner:
         if not self.lazy:
             pending.result = self.execute(rows)
         return pending
+
+    def load_adapter(self, slot: int, staged: str) -> None:
+        assert 1 <= slot <= self.limits.num_adapters
+        self._catch_up()
+        self.adapters[slot] = staged
+        self.order.append(f"load {staged}")
 
     part_blocks = 2
 
@@ -226,6 +236,7 @@ class FakeRunner:
             assert 0 <= request.slot < limits.max_running
             assert end <= limits.max_model_len
             assert end <= len(request.blocks) * size
+            assert self.adapters[request.adapter_slot] == request.adapter, "its slot has another adapter"
             assert all(0 < block < limits.num_blocks for block in request.blocks[limits.first_block(piece.start) :])
             told = (None, 0) if piece.fresh else self.told[request.slot]
             assert told == (None if piece.fresh else request.id, piece.num_old_blocks)
@@ -252,7 +263,8 @@ class FakeRunner:
             end = row.start + row.length
             cells = self.cache[table[: -(-end // size)]].reshape(-1)[:end]
             for position, token in enumerate(inputs, row.start):
-                cells[position] = self.model.number(cells, position, token, row.adapter, row.long)
+                adapter = self.adapters[row.adapter_slot]
+                cells[position] = self.model.number(cells, position, token, adapter, row.long)
                 self.cache[table[position // size], position % size] = cells[position]
             about.append(logprobs_of(int(cells[-1])))
             of_prompts.append(_stack([logprobs_of(int(c)) for c in cells[row.start :]]))
@@ -289,11 +301,28 @@ def make_limits(**changes) -> Limits:
 
 
 def make_engine(
-    *, max_in_flight: int = 1, lazy: bool = True, porter: Porter | None = None, **changes
+    *,
+    max_in_flight: int = 1,
+    lazy: bool = True,
+    porter: Porter | None = None,
+    carrier: Carrier | None = None,
+    **changes,
 ) -> tuple[Engine, FakeRunner]:
+    """Where it has adapters and no carrier is given, they come as `bring` says."""
     limits = make_limits(**changes)
     runner = FakeRunner(limits, lazy=lazy)
-    return Engine(runner, limits, max_in_flight=max_in_flight, porter=porter), runner
+    if limits.num_adapters and carrier is None:
+        carrier = FakeCarrier()
+    return Engine(runner, limits, max_in_flight=max_in_flight, porter=porter, carrier=carrier), runner
+
+
+def bring(engine: Engine) -> None:
+    """Has the adapters come that were asked for."""
+    carrier = engine._adapters._carrier
+    if isinstance(carrier, FakeCarrier):
+        carrier.bring_all()
+        while carrier.said:
+            engine.hear(carrier.said.popleft())
 
 
 _ids = iter(range(10**9))
@@ -304,7 +333,8 @@ def make_request(prompt: Sequence[int], max_tokens: int = 4, *, id: str = "", **
     given = {name: changes.pop(name) for name in ("adapter", "cache_salt", "end_ids") if name in changes}
     sampling = SamplingParams(max_tokens=max_tokens, **changes)
     # Refusals are the engine's to make, so the request itself is made under limits that allow anything.
-    limits = make_limits(max_model_len=2**30, num_blocks=2**30, vocab_size=2**30)
+    limits = make_limits(max_model_len=2**30, num_blocks=2**30, vocab_size=2**30, num_adapters=1)
+    given["adapter_source"] = source_of(given.get("adapter", ""))
     return new_request(id or f"r{next(_ids)}", list(prompt), sampling, limits, **given)
 
 
@@ -312,6 +342,7 @@ def drain(engine: Engine, most: int = 5000) -> list[Output]:
     """Steps until nothing is left to do."""
     outputs = []
     while engine.has_work:
+        bring(engine)
         outputs += engine.step()
         engine.check()
         most -= 1

@@ -169,6 +169,24 @@ def test_a_request_that_is_refused_fails_once_with_the_engines_words():
     talk(main)
 
 
+def test_a_refusal_that_brings_a_status_has_it():
+    async def main(client: EngineClient, peer: Peer) -> None:
+        ours, theirs = Sink(), Sink()
+        client.add(make_request([1], id="a"), theirs)
+        client.add(make_request([1], id="b"), ours)
+        await peer.say(
+            Refused("a", "It is not there.", None, "adapter_not_found", expired=False, status=404),
+            Refused("b", "The disk is full.", None, "no_space", expired=False, status=507),
+        )
+        (error,), (fault,) = theirs.errors, ours.errors
+        assert isinstance(error, RequestError)
+        assert isinstance(fault, ServerError)
+        assert (str(error), error.code, error.status) == ("It is not there.", "adapter_not_found", 404)
+        assert (str(fault), fault.code, fault.status) == ("The disk is full.", "no_space", 507)
+
+    talk(main)
+
+
 def test_when_the_engine_goes_every_request_fails_once_and_no_other_is_taken():
     async def main(client: EngineClient, peer: Peer) -> None:
         sinks = [Sink(), Sink("fail"), Sink()]

@@ -7,7 +7,7 @@ import pytest
 from hex_llm.engine.limits import most_blocks
 from hex_llm.engine.request import FinishReason
 from hex_llm.errors import EngineDead
-from tests.engine.fakes import VOCAB, alone, logprobs_alone, make_engine, make_request
+from tests.engine.fakes import VOCAB, alone, bring, logprobs_alone, make_engine, make_request
 
 NUM_SETTINGS = 500
 FAULTS = ("dispatch", "read", "read end")
@@ -36,6 +36,7 @@ def random_engine(rng: random.Random, longest: int):
         prefix_unit=block_size * rng.choice([1, 2]),
         reach=reach,
         rope_switch=rng.choice([None, None, 4, 16, 30]),
+        num_adapters=rng.choice([1, 1, 2]),
     )
 
 
@@ -50,7 +51,7 @@ def random_requests(rng: random.Random):
             seed=rng.choice([None, 1, 2**40 + 1]),
             stop_token_ids=rng.sample(range(VOCAB), rng.choice([0, 0, 2, 6])),
             cache_salt=rng.choice(["", "", "pepper"]),
-            adapter=rng.choice(["", "", "lora"]),
+            adapter=rng.choice(["", "", "lora", "another"]),
             logprobs=rng.choice([None, None, 0, 2]),
             prompt_logprobs=rng.choice([None, None, None, 1]),
         )
@@ -81,6 +82,7 @@ def step_for_ever(engine):
     while True:
         if not engine.has_work:
             engine.add(make_request([1], 1))
+        bring(engine)
         engine.step()
 
 
@@ -105,6 +107,7 @@ def test_every_schedule_gives_the_same_output(setting):
             engine.add(requests[arrivals.pop(0)[1]])
         if step in aborts and engine.abort(aborts[step].id):
             aborted[aborts[step].id] = FinishReason.ABORT
+        bring(engine)
         for output in step_in_spite_of_interrupts(engine):
             assert output.request_id not in aborted
             outputs[output.request_id].append(output)
@@ -138,6 +141,7 @@ def test_a_request_that_brings_a_part_of_its_answer_goes_on_as_if_that_had_been_
         engine.add(request)
     told = {request.id: [] for request in requests}
     while engine.has_work:
+        bring(engine)
         for output in engine.step():
             told[output.request_id].append(output)
         engine.check()

@@ -8,6 +8,7 @@ from hex_llm.engine import outgoing
 from hex_llm.engine.request import FinishReason
 from hex_llm.engine.router import Router
 from hex_llm.errors import RequestError
+from tests.engine.fake_carrier import FakeCarrier
 from tests.engine.fake_porter import FakePorter
 from tests.engine.fake_replicas import FakeReplica, Sink, add, check_empty, connected, routed
 from tests.engine.fakes import alone, make_engine, make_request
@@ -375,6 +376,36 @@ async def test_what_the_second_engine_answers_the_first_gives_free_though_it_nev
     run([prefill, decode])
     assert answered(sink)
     check_empty(router)
+
+
+@routed(2, num_prefill=1)
+async def test_both_engines_have_the_adapter_before_they_begin(router):
+    prefill, decode = several(router, num_adapters=1)
+    sinks = [add(router, [n] * 9, 6, adapter=adapter) for n, adapter in enumerate(["a", "", "b", "a"])]
+    run([prefill, decode])
+    assert all(map(answered, sinks))
+    assert [each.engine.stats().adapters for each in (prefill, decode)] == [1, 1]
+    assert computed(decode) == 4 * 5
+    check_empty(router)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_an_adapter_that_one_of_them_cannot_have_ends_the_request_on_both(place):
+    @routed(2, num_prefill=1)
+    async def test(router):
+        replicas = several(router, num_adapters=1)
+        carrier = replicas[place].engine._adapters._carrier
+        assert isinstance(carrier, FakeCarrier)
+        carrier.bad.add("a")
+        bad, good = add(router, range(9), 6, adapter="a"), add(router, range(9), 6, adapter="b")
+        run(replicas)
+        (error,) = bad.errors
+        assert isinstance(error, RequestError)
+        assert (str(error), error.code, error.status) == ("a is no adapter.", "adapter_invalid", 404)
+        assert answered(good)
+        check_empty(router)
+
+    test()
 
 
 def test_an_engine_without_a_porter_refuses_what_it_cannot_do():

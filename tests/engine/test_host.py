@@ -14,12 +14,14 @@ import pytest
 from hex_llm import frames
 from hex_llm.channel import Channel
 from hex_llm.engine import host as host_module
+from hex_llm.engine.carrier import AdapterHere, AdapterLost
 from hex_llm.engine.engine import Engine
 from hex_llm.engine.host import EngineHost
 from hex_llm.engine.output import Output
 from hex_llm.engine.request import FinishReason, Request
 from hex_llm.engine.wire import Abort, Add, Alive, FromEngine, Ready, Refused, Starting, Stepped
 from hex_llm.frames import Decoder, encode
+from tests.engine.fake_carrier import FakeCarrier
 from tests.engine.fakes import FakeRunner, alone, make_limits, make_request
 
 PATIENCE_S = 10.0
@@ -32,6 +34,11 @@ class Stop(Exception):
 class StoppableEngine(Engine):
     stopped = False
     checks = 0
+    steps = 0
+
+    def step(self) -> list[Output]:
+        self.steps += 1
+        return super().step()
 
     @property
     def has_work(self) -> bool:
@@ -134,7 +141,8 @@ class Serving:
     def __init__(self, num_fronts: int, queue_timeout: float, max_in_flight: int = 1, **limits):
         self.limits = make_limits(**({"max_model_len": 256} | limits))
         self.runner = FakeRunner(self.limits)
-        self.engine = StoppableEngine(self.runner, self.limits, max_in_flight=max_in_flight)
+        self.carrier = FakeCarrier() if self.limits.num_adapters else None
+        self.engine = StoppableEngine(self.runner, self.limits, max_in_flight=max_in_flight, carrier=self.carrier)
         self.gate = threading.Event()
         self.gate.set()
         self.held_up = False
@@ -609,6 +617,46 @@ def test_a_step_that_fails_is_passed_on(serve):
         front.add(make_request([1], 3))
         serving.thread.join(PATIENCE_S)
         assert isinstance(serving.error, MemoryError)
+
+
+def test_an_engine_that_only_waits_for_an_adapter_waits_until_its_carrier_speaks(serve):
+    with serve(num_adapters=1) as serving:
+        (front,) = serving.fronts
+        request = make_request([1], 3, adapter="a")
+        front.add(request)
+        wait_until(lambda: serving.engine.is_stuck and serving.engine.steps)
+        before = serving.engine.steps
+        time.sleep(0.2)
+        assert serving.engine.steps - before < 50, "it looks again and again"
+        serving.host.hear(AdapterHere("a", "a"))
+        front.finish(request)
+        assert front.tokens(request) == alone(request)
+        assert front.wait_idle().invariant_violations == 0
+        assert serving.remembered == []
+
+
+def test_requests_whose_adapter_cannot_be_had_are_refused_with_the_carriers_words_and_no_others(serve):
+    with serve(2, num_adapters=1) as serving:
+        first, second = serving.fronts
+        bad = [make_request([1], 3, adapter="bad") for _ in range(3)]
+        good, base = make_request([1], 40, adapter="good"), make_request([2], 40)
+        first.add(*bad[:2], good)
+        second.add(bad[2], base)
+        wait_until(lambda: len(serving.host._entries) == 5)
+        serving.host.hear(AdapterHere("good", "good"))
+        serving.host.hear(AdapterLost("bad", "It is no adapter.", "adapter_invalid", 404))
+        first.finish(*bad[:2], good)
+        second.finish(bad[2], base)
+        refused = [front.refused for front in serving.fronts]
+        assert [{*each} for each in refused] == [{bad[0].id, bad[1].id}, {bad[2].id}]
+        for each in (refused[0] | refused[1]).values():
+            assert (each.message, each.code, each.status, each.expired) == (
+                "It is no adapter.", "adapter_invalid", 404, False,
+            )  # fmt: skip
+        assert first.tokens(good) == alone(good)
+        assert second.tokens(base) == alone(base)
+        assert first.wait_idle().invariant_violations == 0
+        assert serving.remembered == []
 
 
 def test_compilations_are_counted_and_timed_once_it_is_ready(exits):

@@ -36,7 +36,7 @@ def test_the_last_token_of_a_prompt_is_always_computed():
 
 @pytest.mark.parametrize("other", [{"cache_salt": "b"}, {"adapter": "b"}])
 def test_another_salt_or_adapter_shares_no_prefix(other):
-    engine, _ = make_engine()
+    engine, _ = make_engine(num_adapters=1)
     run(engine, make_request(range(10)))
     stranger = make_request(range(10), **other)
     outputs = run(engine, stranger)

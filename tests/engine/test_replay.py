@@ -6,6 +6,7 @@ from hex_llm import frames
 from hex_llm.engine.request import FinishReason
 from hex_llm.engine.router import MAX_REPLAYS
 from hex_llm.errors import EngineDead, TooLarge, Unavailable
+from tests.engine.fake_carrier import source_of
 from tests.engine.fake_replicas import FakeReplica, add, check_empty, connected, replica_of, routed
 from tests.engine.fakes import alone, logprobs_alone
 
@@ -36,6 +37,22 @@ async def test_requests_of_a_lost_replica_go_on_elsewhere_as_if_nothing_had_been
     moved = [message.request for message in replicas[1].added if message.waited is None]
     assert len(moved) == 3
     assert all(each.sampling.prompt_logprobs is None for each in moved)  # nobody computes them again
+    check_empty(router)
+
+
+@routed(2)
+async def test_a_request_that_moves_takes_its_adapter_with_it(router):
+    replicas = connected(router, num_adapters=1)
+    sinks = [add(router, [n, 2, 3], 20, adapter="ab"[n % 2]) for n in range(4)]
+    for _ in range(3):
+        for replica in replicas:
+            replica.step()
+    replicas[0].die()
+    replicas[1].drain()
+    assert all(sink.tokens == alone(sink.request) for sink in sinks)
+    moved = [message.request for message in replicas[1].added if message.waited is None]
+    assert moved
+    assert all(each.adapter_source == source_of(each.adapter) for each in moved)
     check_empty(router)
 
 

@@ -36,7 +36,9 @@ CHANGES = [
     {"rope_switch": 12},
     {"step_tokens": 8},
     {"reach": 6, "step_tokens": 8},
+    {"num_adapters": 1, "num_blocks": 17},
 ]
+ADAPTERS = ["", "a", "b", "c"]
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -87,7 +89,7 @@ def _run(acts, num_replicas, num_prefill, changes) -> "Counter[str]":
                 break
             match act:
                 case "add":
-                    sinks.append(_random_request(router, random.Random(number), sinks))
+                    sinks.append(_random_request(router, random.Random(number), "num_adapters" in changes))
                 case "abort" if sinks:
                     index = number % len(sinks)
                     if not sinks[index].ended:
@@ -137,7 +139,7 @@ def _run(acts, num_replicas, num_prefill, changes) -> "Counter[str]":
     return heard
 
 
-def _random_request(router: Router, rng: random.Random, sinks: list[Sink]) -> Sink:
+def _random_request(router: Router, rng: random.Random, with_adapters: bool) -> Sink:
     group = rng.choice(["", "one", "two"])
     sink = add(
         router,
@@ -150,6 +152,7 @@ def _random_request(router: Router, rng: random.Random, sinks: list[Sink]) -> Si
         prompt_logprobs=rng.choice([None, None, 1]),
         stop_after=rng.choice([0, 0, 2]),
         raise_after=rng.choice([0, 0, 0, 3]),
+        adapter=rng.choice(ADAPTERS) if with_adapters else "",
     )
     entry = router._entries[sink.request.id]
 

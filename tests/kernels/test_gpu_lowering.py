@@ -1,4 +1,4 @@
-"""Attention's kernels for Hopper, brought to what a GPU's compiler gets: the simulator does what Mosaic may refuse."""
+"""Kernels for Hopper, brought to what a GPU's compiler gets: the simulator does what Mosaic may refuse."""
 
 from typing import Any
 
@@ -7,12 +7,19 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh
 
+from hex_llm.kernels.matmul.add_norm_gpu import add_norm
 from hex_llm.kernels.paged_attention.gpu_decode import decode, plan_decode, tuning_for
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import HEAD_DIMS
 from hex_llm.kernels.paged_attention.gpu_prefill import prefill
 from hex_llm.kernels.paged_attention.gpu_prefill_plan import plan_prefill
 from hex_llm.kernels.paged_attention.pages import rounded
+from hex_llm.kernels.quant_matmul import gpu, gpu_eight_bits, gpu_layout, plain
+from hex_llm.kernels.quant_matmul.gpu_plan import Plan
+from hex_llm.kernels.quant_matmul.rows import EightBits
+from hex_llm.kernels.quant_matmul.weight import Codes
+from hex_llm.kernels.rms import Rms
 from hex_llm.kernels.rope_write.gpu import rope_write
+from hex_llm.parallel.backend import compiling_for
 
 HOPPER = AbstractMesh(
     (1,), ("x",), abstract_device=AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="cuda")
@@ -71,3 +78,39 @@ def test_writing_whole_numbers_and_their_scales_is_lowered(head_dim, kv_heads):
 
     parts = array(1, SEQS, (HEADS + 2 * kv_heads) * head_dim, dtype=BF16)
     assert "mosaic_gpu" in lowered(write, parts, pages, array(SEQS), array(SEQS))
+
+
+@pytest.mark.parametrize("tokens", [1, 40, 128])
+@pytest.mark.parametrize("how", [EightBits(None, "int8"), EightBits(None, "float8_e4m3fn")])
+def test_a_norm_in_8_bits_and_the_product_behind_it_are_lowered(tokens, how):
+    coding = "w8a8" if how.dtype == INT8 else "fp8"
+    codes = Codes(array(512, 256, dtype=how.dtype), array(512, 1, dtype=jnp.float32), None, None, None, coding)
+
+    def layer(x, pieces, norm, codes):
+        _, rows = add_norm(x, pieces, norm, Rms(1e-5), eight_bits=how)
+        hidden = gpu_eight_bits.parts(rows, plain.pack(codes), activation="silu")[0]
+        return gpu_eight_bits.parts(hidden, plain.pack(codes))
+
+    with compiling_for("gpu"):
+        x, norm = array(tokens, 256, dtype=BF16), array(256, dtype=BF16)
+        text = lowered(layer, x, array(2, tokens, 256, dtype=jnp.float32), norm, codes)
+    assert text.count("mosaic_gpu") >= 4  # the norm, a product, its result in 8 bits, and a product
+
+
+@pytest.mark.parametrize(
+    ("plan", "activation"),
+    [
+        (Plan(workers=2, stack=2, mates=4), None),
+        (Plan(workers=4, stack=1, mates=2), "silu"),
+        (Plan(workers=2, stack=2, splits=4, joined=True), None),
+        (Plan(workers=4, stack=1, splits=2, joined=True), None),
+    ],
+)
+def test_products_with_codes_are_lowered_however_they_are_cut(plan, activation):
+    scales = array(1024, 8, dtype=jnp.float32)
+    codes = Codes(array(1024, 1024, dtype=jnp.uint8), scales, scales, None, None, "int4")
+    weight = jax.eval_shape(gpu_layout.pack, codes)
+    text = lowered(
+        lambda x, weight: gpu.parts(x, weight, plan=plan, activation=activation), array(64, 1024, dtype=BF16), weight
+    )
+    assert "mosaic_gpu" in text

@@ -77,6 +77,12 @@ def test_the_gated_product_is_the_reference_s(tokens, out, size, activation):
     assert_close(gpu.gated_matmul(x, weight, activation, plan=plan), reference.gated_matmul(x, weight, activation))
 
 
+def test_parts_of_sums_are_not_gated():
+    x, weight = inputs(8, 128, 256)
+    with pytest.raises(AssertionError, match="gates parts of sums"):
+        gpu.gated_matmul(x, weight, "silu", plan=Plan(rows=128, depth=64, splits=2))
+
+
 @pytest.mark.usefixtures("simulator")
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
 def test_a_gate_far_from_zero_closes_or_lets_through(activation):

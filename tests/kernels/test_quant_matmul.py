@@ -119,6 +119,7 @@ KINDS = [
     ("fp8", None, {"input_scale": 0.01}),
     ("w8a8", None, {}),
     ("w8a8", None, {"input_scale": 0.01}),
+    ("w8a8", None, {"order": True}),
 ]
 # Every kind with every number of rows and in both types, and every number in both types.
 PRODUCTS = [

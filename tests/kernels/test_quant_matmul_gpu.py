@@ -252,6 +252,13 @@ def test_the_gated_product_is_the_reference_s(tokens, out, size, activation, kin
     assert_close(got, reference.gated_matmul(x, codes, activation))
 
 
+@pytest.mark.parametrize("joined", [False, True])
+def test_parts_of_sums_are_not_gated(joined):
+    x, weight, _ = inputs(("int4", 128), 8, 256, 256)
+    with pytest.raises(AssertionError, match="gates parts of sums"):
+        gpu.gated_matmul(x, weight, "silu", plan=Plan(workers=2, stack=2, splits=2, joined=joined))
+
+
 @pytest.mark.usefixtures("simulator")
 def test_columns_of_x_are_taken_in_the_weight_s_order():
     x, _, codes = inputs(("int4", 128), 8, 64, 256)

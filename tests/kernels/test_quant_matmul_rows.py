@@ -48,7 +48,7 @@ def tokens_of(tokens: int, size: int) -> jax.Array:
 
 def weight_of(coding: Coding, out: int, size: int, input_scale: float | None = None) -> Codes:
     how = EightBits(None, TYPES[coding])
-    codes = how.largest / 4 * normal(out, out, size, dtype=jnp.float32)
+    codes = (112 if coding == "fp8" else 32) * normal(out, out, size, dtype=jnp.float32)
     return Codes(
         codes=how.rounded(how.within(codes)),
         scale=jnp.exp2(-10 - jnp.arange(out) % 5).astype(jnp.float32)[:, None],
@@ -159,6 +159,28 @@ def test_tiny_rows_and_zeros_have_scales_that_can_be_divided_by():
     values, scale = reference.quantize_rows(x, FP8)
     np.testing.assert_array_equal(scale[:, 0], [1, 1, 1])
     np.testing.assert_array_equal(values.astype(jnp.float32), [[0, 0], [0, 0], [448, 1]])
+
+
+@pytest.mark.parametrize("none", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("coding", CODINGS)
+def test_a_token_with_what_is_no_number_has_a_product_of_none(coding, none):
+    """int8 has no NaN, and the engine looks for it among logits."""
+    x, codes = tokens_of(5, 256).at[1, 7].set(none).at[2, 255].set(none), weight_of(coding, 64, 256)
+    for got in (
+        reference.matmul(x, codes),
+        jax.jit(api.matmul, static_argnames="dtype")(x, plain.pack(codes), dtype=x.dtype),
+    ):
+        np.testing.assert_array_equal(jnp.isfinite(got).all(axis=1), [True, False, False, True, True])
+        assert not jnp.isfinite(got[1:3]).any()
+
+
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize("width", [256, 28672])
+@pytest.mark.parametrize("coding", CODINGS)
+def test_the_scale_of_a_token_tells_that_it_has_what_is_no_number(coding, width):
+    x = tokens_of(3, width).at[1, 7].set(jnp.nan).at[2, width - 1].set(jnp.inf)
+    got = gpu_rows.quantize(x, EightBits(None, TYPES[coding]))
+    np.testing.assert_array_equal(jnp.isfinite(got.scale[:3]), [True, False, False])
 
 
 @pytest.mark.usefixtures("simulator")

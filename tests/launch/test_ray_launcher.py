@@ -1,6 +1,7 @@
 """The launcher on a Ray cluster, with a cluster that does as a test says."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,7 +25,8 @@ class Call:
         self.actor = actor
         self._answer = answer
 
-    def remote(self, *arguments: object) -> "Call":
+    def remote(self, *arguments: Any) -> "Call":
+        self.arguments = arguments
         return self
 
     def get(self) -> object:
@@ -76,6 +78,16 @@ def test_an_actor_that_is_made_again_is_not_waited_for_and_replaced_where_it_die
     assert Actor.made[-1] is not again
     Actor.made[-1].state = "there"
     assert launcher.addresses(0, 2) == ["10.0.0.1:7", "10.0.0.1:8"]
+
+
+def test_an_engine_asks_the_hub_as_whoever_gives_the_command(monkeypatch, request):
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    monkeypatch.setenv("HEXLLM_API_KEYS", "of the server")
+    launcher = request.getfixturevalue("launcher")
+    launcher.start(0, Task((EngineTask(Config()),), fronts=()), {})
+    (environment,) = (actor.run.arguments[1] for actor in Actor.made if hasattr(actor.run, "arguments"))
+    assert environment["HF_TOKEN"] == "hf_x"
+    assert "HEXLLM_API_KEYS" not in environment
 
 
 def test_an_engine_listens_for_others_at_its_actors_address_on_any_port(launcher, monkeypatch):

@@ -13,13 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hex_llm.loader.checkpoint import LazyTensor, open_checkpoint
+from hex_llm.loader.checkpoint import open_checkpoint
 from hex_llm.loader.config_json import read_config
 from hex_llm.loader.dummy import dummy
 from hex_llm.loader.weights import load
 from hex_llm.models.abstract import abstract, bytes_per_device
 from hex_llm.models.llama import Llama
 from hex_llm.parallel.mesh import make_mesh
+from hex_llm.safetensors_file import LazyTensor
 from tests.checkpoints import llama_config, random_tensors, write_llama
 
 READ: Counter[str] = Counter()  # bytes, by tensor

@@ -9,7 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from hex_llm.errors import CheckpointError
-from hex_llm.loader.checkpoint import open_checkpoint, read_header
+from hex_llm.loader.checkpoint import open_checkpoint
+from hex_llm.safetensors_file import read_header
 from tests.checkpoints import llama_config, random_tensors, write_tensors
 
 A = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -92,7 +93,10 @@ def test_every_cut_of_a_file_is_noticed(tmp_path):
         ({"a": entry([2], -8, 0)}, 8, "Tensor a"),
         ({"a": entry([-2], 0, -8)}, 8, "tensor a in an unknown way"),
         ({"a": entry([2.0], 0, 8)}, 8, "tensor a in an unknown way"),
-        ({"a": entry([10**30, 10**30], 0, 8)}, 8, "Tensor a"),
+        ({"a": entry([2**62] * 8, 0, 8)}, 8, "Tensor a in {path} has 8 bytes"),
+        ({"a": entry([10**4000, 10**4000], 0, 8)}, 8, "tensor a in an unknown way"),
+        ({"a": entry([2**62] * 500, 0, 8)}, 8, "tensor a in an unknown way"),
+        ({"a": entry([2], -(10**4299), 9 * 10**4299)}, 8, "tensor a in an unknown way"),
         ({"a": entry([2], 0, 8, "F33")}, 8, "type 'F33'"),
         ({"a": {"dtype": "F32"}}, 8, "tensor a in an unknown way"),
         ({"a": 3}, 0, "tensor a in an unknown way"),
@@ -102,7 +106,7 @@ def test_every_cut_of_a_file_is_noticed(tmp_path):
         (b'{"a":' * 100_000, 0, "nested too deeply"),
         (b"\xff\xff", 0, "not valid JSON"),
     ],
-    ids=range(18),
+    ids=range(21),
 )
 def test_a_header_that_lies_is_refused(tmp_path, header, data, words):
     path = tmp_path / "model.safetensors"
@@ -110,6 +114,14 @@ def test_a_header_that_lies_is_refused(tmp_path, header, data, words):
     message = refusal(tmp_path)
     assert str(path) in message
     assert words.format(path=path) in message
+
+
+def test_a_header_is_no_longer_than_allowed(tmp_path):
+    save_file({"a": A}, tmp_path / "x.safetensors")
+    length = (tmp_path / "x.safetensors").stat().st_size - A.nbytes - 8
+    assert len(read_header(tmp_path / "x.safetensors", length)) == 1
+    with pytest.raises(CheckpointError, match=f"has a header of {length} bytes; at most {length - 1} are read"):
+        read_header(tmp_path / "x.safetensors", length - 1)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hex_llm.loader.checkpoint import Checkpoint, LazyTensor
+from hex_llm.loader.checkpoint import Checkpoint
 from hex_llm.loader.text_part import text_part
+from hex_llm.safetensors_file import LazyTensor
 
 
 def checkpoint(*names):

@@ -27,8 +27,7 @@ class ManyDevices:
             # With fewer threads than devices need, XLA's CPU backend can wait for itself.
             "NPROC": "40",
             "PJRT_NPROC": "40",
-            # What is tested is what the programs mean, not how well they are compiled, which takes much longer. Not
-            # with the emitters of the other tests: at this level they lose the least numbers of bfloat16.
+            # What is tested is what the programs mean, not how well they are compiled, which takes much longer.
             "XLA_FLAGS": "--xla_backend_optimization_level=0",
             "PYTHONPATH": str(ROOT),
         }
@@ -46,6 +45,11 @@ class ManyDevices:
     def logits(self, folder: Path, num_devices: int) -> np.ndarray:
         """As `test_logits.logits_of`."""
         self._ask("logits", str(folder), num_devices, str(self._out))
+        return np.load(self._out)
+
+    def adapted_logits(self, folder: Path, num_devices: int, adapters: Sequence[Path], slots: list[int]) -> np.ndarray:
+        """As `test_adapters.adapted_logits`."""
+        self._ask("adapted_logits", str(folder), num_devices, [str(each) for each in adapters], slots, str(self._out))
         return np.load(self._out)
 
     def greedy(
@@ -87,6 +91,12 @@ def _logits(folder: str, num_devices: int, out: str) -> None:
     from tests.parity.test_logits import load_model, logits_of
 
     np.save(out, logits_of(*load_model(Path(folder), num_devices=num_devices)))
+
+
+def _adapted_logits(folder: str, num_devices: int, adapters: list[str], slots: list[int], out: str) -> None:
+    from tests.parity.test_adapters import adapted_logits
+
+    np.save(out, adapted_logits(Path(folder), [Path(each) for each in adapters], slots, num_devices=num_devices))
 
 
 def _greedy(
@@ -136,12 +146,20 @@ def _moved(folder: str, from_devices: int, to_devices: int, flags: dict[str, str
     return problems(source, target)
 
 
+_TASKS: dict[str, Any] = {
+    "logits": _logits,
+    "adapted_logits": _adapted_logits,
+    "greedy": _greedy,
+    "chosen": _chosen,
+    "moved": _moved,
+}
+
+
 def main() -> None:
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         try:
-            task = {"logits": _logits, "greedy": _greedy, "chosen": _chosen, "moved": _moved}[name]
-            answer = {"result": task(*arguments)}
+            answer = {"result": _TASKS[name](*arguments)}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)

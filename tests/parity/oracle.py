@@ -54,6 +54,17 @@ class Oracle:
         self._call("logits", folder=str(folder), tokens=tokens, out=str(out))
         return np.load(out)
 
+    def adapter(self, folder: Path, target: Path, **settings: Any) -> Path:
+        """Saves a random adapter of a model, by the settings of PEFT's LoraConfig."""
+        self._call("adapter", folder=str(folder), target=str(target), settings=settings)
+        return target
+
+    def merged_logits(self, folder: Path, adapter: Path, tokens: list[int]) -> np.ndarray:
+        """As `logits`, of the model with an adapter merged into its weights."""
+        out = self._folder / "logits.npy"
+        self._call("merged_logits", folder=str(folder), adapter=str(adapter), tokens=tokens, out=str(out))
+        return np.load(out)
+
     def generate(self, folder: Path, tokens: list[int], num_tokens: int) -> list[int]:
         """The next tokens, each the likeliest; end tokens do not end it."""
         return self._call("generate", folder=str(folder), tokens=tokens, num_tokens=num_tokens)

@@ -100,6 +100,28 @@ class Models:
     def logits(self, folder, tokens, out):
         np.save(out, self.load(folder)(torch.tensor([tokens])).logits[0].numpy())
 
+    def adapter(self, folder, target, settings):
+        """Saves a random adapter, both of whose halves are random, which a newborn one's are not."""
+        from peft import LoraConfig, get_peft_model
+
+        seed = settings.pop("seed", 0)
+        torch.manual_seed(seed)
+        adapted = get_peft_model(self.load(folder), LoraConfig(**settings))
+        with torch.no_grad():
+            for name, parameter in adapted.named_parameters():
+                if "lora_" in name:
+                    parameter.normal_(0.0, 0.1)
+        adapted.save_pretrained(target)
+        self.folder = None  # it has been changed
+
+    @torch.no_grad()
+    def merged_logits(self, folder, adapter, tokens, out):
+        from peft import PeftModel
+
+        merged = PeftModel.from_pretrained(self.load(folder), adapter).merge_and_unload()
+        self.folder = None
+        np.save(out, merged(torch.tensor([tokens])).logits[0].numpy())
+
     @torch.no_grad()
     def generate(self, folder, tokens, num_tokens):
         ids = torch.tensor([tokens])
@@ -128,6 +150,8 @@ def main():
         "bitsandbytes": bitsandbytes,
         "compressed_tensors": compressed_tensors,
         "logits": models.logits,
+        "adapter": models.adapter,
+        "merged_logits": models.merged_logits,
         "generate": models.generate,
     }
     print(json.dumps({"result": "ready"}), file=answers, flush=True)

@@ -9,12 +9,13 @@ import pytest
 
 from hex_llm.catalog.entry import config_of
 from hex_llm.catalog.index import ENTRIES
-from hex_llm.loader.checkpoint import Checkpoint, LazyTensor
+from hex_llm.loader.checkpoint import Checkpoint
 from hex_llm.loader.config_json import parse_config
 from hex_llm.loader.text_part import text_part
 from hex_llm.models.arch import Arch
 from hex_llm.models.registry import family
 from hex_llm.models.weights import specs
+from hex_llm.safetensors_file import LazyTensor
 
 type Shapes = Mapping[str, tuple[int, ...]]
 

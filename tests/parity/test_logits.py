@@ -18,7 +18,7 @@ from hex_llm.parallel.mesh import make_mesh
 from tests.models.batches import empty_pages, make_batch, run
 from tests.parity.variants import VARIANTS
 
-PAGE = 16
+PAGE, NUM_TOKENS = 16, 56
 TOKENS = [int(t) for t in np.random.default_rng(0).integers(3, 316, 108)]
 SHARED = 4  # pages that a second sequence finds computed
 
@@ -44,7 +44,7 @@ def logits_of(model, arch, mesh):
         batch = make_batch(
             [(TOKENS[start:end], start, pages) for start, end, pages in slices],
             page_size=PAGE,
-            num_tokens=56,
+            num_tokens=NUM_TOKENS,
             width=7,
             num_seqs=2,
             long=long,

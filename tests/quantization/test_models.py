@@ -207,17 +207,33 @@ def test_experts_whose_columns_have_an_order_are_refused_before_anything_is_read
 def test_heads_that_are_filled_up_with_columns_in_an_order_are_named_with_the_devices(tmp_path):
     sizes = {"hidden_size": 96, "intermediate_size": 192, "num_attention_heads": 6, "num_key_value_heads": 3}
     folder = write(write_llama(tmp_path / "source", **sizes), tmp_path / "model", KINDS["gptq 4 sorted"])
+    assert load_o(folder, 1).order is not None
+    with pytest.raises(CheckpointError, match=r"o_proj\.weight: 96 columns in an order .* by 4 devices"):
+        load_o(folder, 4)
+
+
+def load_o(folder, num_devices):
+    """Of a layer's weights the one behind attention, as the first of so many devices has it."""
     config = read_config(folder)
     (o, *_) = (each for each in specs(family(config.arch).weights, config.arch) if "o_proj" in each.parts[0].name)
     spec, numbers = kept(o, config.quantization)
     assert numbers is not None
+    split, dtype = Split(config.arch, num_devices), np.dtype(np.float32)
+    return load_packed(
+        spec, numbers, split, open_checkpoint(folder), make_mesh(1), dtype, "full", lambda num_bytes: None
+    )
 
-    def loaded(num_devices):
-        split, dtype = Split(config.arch, num_devices), np.dtype(np.float32)
-        return load_packed(
-            spec, numbers, split, open_checkpoint(folder), make_mesh(1), dtype, "full", lambda num_bytes: None
-        )
 
-    assert loaded(1).order is not None
-    with pytest.raises(CheckpointError, match=r"o_proj\.weight: 96 columns in an order .* by 4 devices"):
-        loaded(4)
+@pytest.mark.parametrize("name", ["float-quantized static", "int-quantized static"])
+@pytest.mark.parametrize("scale", [0, -0.5, np.nan, np.inf])
+def test_a_scale_by_which_tokens_cannot_be_divided_is_named(name, scale, tmp_path):
+    kind = KINDS[name]
+
+    def pack(weight, module):
+        return kind.pack(weight, module) | {"input_scale": np.full(1, scale, np.float32)}
+
+    source = write_llama(tmp_path / "source", hidden_size=64, intermediate_size=128)
+    folder = write(source, tmp_path / "model", dataclasses.replace(kind, pack=pack))
+    words = rf"layers\.\d\.self_attn\.o_proj\.input_scale is {scale:.1f}, not a finite number above 0"
+    with pytest.raises(CheckpointError, match=words):
+        load_o(folder, 1)

@@ -41,7 +41,7 @@ def long_tokens(packer: Packer, *step: Slice) -> list[list[int]] | None:
     """The positions of the tokens above the switch, for each slice."""
     packed = packer.pack(step)
     layout = Layout(packed.bucket, packer._shapes)
-    batch, _ = _batch(layout.cut(jnp.asarray(packed.blob)), empty_slots(packer._shapes), layout)
+    batch, _, _ = _batch(layout.cut(jnp.asarray(packed.blob)), empty_slots(packer._shapes), layout)
     if batch.long is None:
         return None
     long, found, place = np.asarray(batch.long), [], 0

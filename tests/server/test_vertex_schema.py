@@ -125,7 +125,7 @@ def test_an_empty_adapter_is_none():
             error = refusal(body)
             assert isinstance(error, Unsupported)
             assert error.param == name
-            assert "adapters do not exist" in str(error)
+            assert "--enable_lora" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels.chain import padded
-from hex_llm.kernels.quant_matmul.gpu_rows import divided, row_scale
+from hex_llm.kernels.quant_matmul.gpu_rows import divided
 from hex_llm.kernels.quant_matmul.rows import EightBits, Rows
 from hex_llm.kernels.rms import Rms
 
@@ -74,7 +74,7 @@ def add_norm(
             norm = normed(row, scale)
             if eight_bits is not None:
                 norm = norm.astype(jnp.float32)
-                divisor = row_scale(norm, eight_bits) if given is None else given
+                divisor = eight_bits.own_scale(norm) if given is None else given
                 norm = divided(norm, divisor, eight_bits)
                 scale_ref[token] = divisor
             norm_ref[token] = norm

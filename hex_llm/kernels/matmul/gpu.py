@@ -145,6 +145,7 @@ def _call(
     tiles = out // tile_rows
     steps = size // plan.depth // plan.splits
     mates = plan.mates
+    assert activation is None or plan.splits == 1, f"{plan} gates parts of sums"
     assert tiles % mates == 0, f"{plan} has mates whose columns differ"
     blocks = min(plan.blocks or num_sms() // mates * mates, tiles * plan.splits)
     slots = min(ring_slots(batch, plan, x.dtype), steps * -(-tiles * plan.splits // blocks))

@@ -48,7 +48,7 @@ def matmul(x: Tokens, weight: Packed, *, dtype: jnp.dtype) -> Array:
 
 def multiplied_as_it_lies(weight: Packed) -> bool:
     """Whether XLA multiplies the codes of a weight in rows and columns: all know whole numbers, Hopper fp8 as well."""
-    if weight.layout != "plain" or len(weight.shape) != 2:
+    if weight.layout != "plain" or weight.order is not None or len(weight.shape) != 2:
         return False
     return weight.coding == "w8a8" or (weight.coding == "fp8" and is_hopper())
 

@@ -104,6 +104,7 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
     tokens = batch // across
     cuts = HOPPER_COLUMNS // plan.depth  # of a tile
     assert x.shape[1] == weight.shape[1], f"{x.shape[1]} columns of x for {weight.shape[1]} of the weight"
+    assert activation is None or plan.splits == 1, f"{plan} gates parts of sums"
     assert column_tiles * cuts % plan.splits == 0, f"{plan} does not cut {column_tiles} tiles"
     steps = column_tiles * cuts // plan.splits
     words = 0 if grouping is None else max(1, grouping.words // cuts)  # in a slot

@@ -9,7 +9,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels.chain import padded
-from hex_llm.kernels.quant_matmul.reference import ZERO
 from hex_llm.kernels.quant_matmul.rows import EightBits, Rows
 
 THREADS = 128
@@ -20,12 +19,6 @@ MAX_PIECE = 16384  # columns that a block has in its registers
 def supports(width: int) -> bool:
     """Whether rows of this width can be done."""
     return width > 0 and width % THREADS == 0
-
-
-def row_scale(row: Array, how: EightBits) -> Array:
-    """In a kernel: the scale of its own of a row, or of the largest numbers of all its pieces."""
-    largest = jnp.max(jnp.abs(row))
-    return jnp.where(largest > ZERO, largest / how.largest, 1.0)
 
 
 def divided(row: Array, scale: Array, how: EightBits) -> Array:
@@ -58,14 +51,14 @@ def quantize(x: Array, how: EightBits) -> Rows:
         def _token():
             if count == 1:
                 row = load(pieces[0])
-                scale = row_scale(row, how) if given is None else given
+                scale = how.own_scale(row) if given is None else given
                 values_ref[token] = divided(row, scale, how)
             else:
                 # Read twice: registers hold a piece, and another of the largest numbers so far.
                 def largest():
                     return functools.reduce(jnp.maximum, [jnp.abs(load(part)) for part in pieces])
 
-                scale = row_scale(largest(), how) if given is None else given
+                scale = how.own_scale(largest()) if given is None else given
                 for part in pieces:
                     values_ref[token, part] = divided(load(part), scale, how)
             scale_ref[token] = scale

@@ -8,8 +8,6 @@ from hex_llm.kernels.activation import Activation, gated
 from hex_llm.kernels.quant_matmul.rows import TYPES, EightBits, taken_by
 from hex_llm.kernels.quant_matmul.weight import TABLES, Codes
 
-ZERO = 2.0**-100  # a row without a larger number is of zeros: what divides by its scale must not overflow
-
 
 def dequantize(weight: Codes) -> Array:
     """[..., out, in] float32, exactly what the codes stand for. Columns are in the weight's own order."""
@@ -44,8 +42,8 @@ def gated_matmul(x: Array, weight: Codes, activation: Activation) -> Array:
 def quantize_rows(x: Array, how: EightBits) -> tuple[Array, Array]:
     """[M, in] -> 8 bits [M, in] and the scales [M, 1] float32 of its rows, or the one that all have.
 
-    A row's own scale makes its largest number the largest there is; a row of zeros has scale 1. One division is made
-    for a row, and not for each of its numbers: kernels then give the same bits without taking longer.
+    One division is made for a row, and not for each of its numbers: kernels then give the same bits without taking
+    longer.
     """
     values, scale = scale_rows(x, how)
     return how.rounded(values), scale
@@ -55,8 +53,7 @@ def scale_rows(x: Array, how: EightBits) -> tuple[Array, Array]:
     """What `quantize_rows` rounds, in float32, and the scales."""
     wide = x.astype(jnp.float32)
     if how.input_scale is None:
-        largest = jnp.max(jnp.abs(wide), axis=1, keepdims=True)
-        scale = jnp.where(largest > ZERO, largest / how.largest, 1.0)
+        scale = how.own_scale(wide)[:, None]
     else:
         scale = jnp.broadcast_to(how.input_scale.astype(jnp.float32), (x.shape[0], 1))
     return how.within(wide * (1 / scale)), scale

@@ -10,6 +10,7 @@ from hex_llm.pytree import pytree, static
 # Codings whose weights multiply tokens of the weight's own type.
 TYPES: dict[Coding, str] = {"fp8": "float8_e4m3fn", "w8a8": "int8"}
 _RANGES = {"float8_e4m3fn": (-float8.LARGEST, float8.LARGEST), "int8": (-128.0, 127.0)}
+_ZERO = 2.0**-100  # a row without a larger number is of zeros: what divides by its scale must not overflow
 
 
 @pytree
@@ -23,10 +24,15 @@ class EightBits:
     def dtype(self) -> jnp.dtype:
         return jnp.dtype(self.type_name)
 
-    @property
-    def largest(self) -> float:
-        """What a scale of its own makes of a token's largest number."""
-        return _RANGES[self.type_name][1]
+    def own_scale(self, tokens: Array) -> Array:
+        """float32 [..., in] -> [...], by which a token's largest number is the largest of the type; 1 for one of zeros.
+
+        Infinity where there is NaN, too: int8 has no such number, so that the scale must tell. For kernels, too.
+        """
+        sizes = jnp.abs(tokens)
+        # XLA's maximum on the CPU can lose a NaN, so that it is not left to the maximum.
+        largest = jnp.max(jnp.where(sizes < jnp.inf, sizes, jnp.inf), axis=-1)
+        return jnp.where(largest > _ZERO, largest / _RANGES[self.type_name][1], 1.0)
 
     def within(self, values: Array) -> Array:
         """float32, of which what is beyond the type's range is cut off. For kernels, too."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.server.bad_inputs.case import GENERATE, INSTANCE, MESSAGES, Case, instance
+from tests.server.bad_inputs.case import GENERATE, INSTANCE, MESSAGES, Case, chat, completion, instance
 
 UNSUPPORTED, TOO_LONG = "unsupported_parameter", "context_length_exceeded"
 FORMAT = {"@requestFormat": "chatCompletions"}
@@ -115,4 +115,6 @@ CASES = (
     parameters("an adapter in parameters", "dynamic-lora", "'gs://a/b'", UNSUPPORTED, **{"dynamic-lora": "gs://a/b"}),
     chat_instance("an adapter of a chat", "dynamic-lora", "'gs://a/b'", UNSUPPORTED, **{"dynamic-lora": "gs://a/b"}),
     instance("an adapter by another name", "lora_id", "'a'", UNSUPPORTED, lora_id="a"),
+    chat("an adapter beside a conversation", "dynamic-lora", "--enable_lora", UNSUPPORTED, **{"dynamic-lora": "a"}),
+    completion("an adapter beside a prompt", "lora_path", "--enable_lora", UNSUPPORTED, lora_path="a"),
 )  # fmt: skip

@@ -1,0 +1,24 @@
+"""What tokens add to a product by their adapters, in plain JAX."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from hex_llm.kernels.lora_matmul.weight import Pairs
+
+
+def lora_matmul(x: Array, pairs: Pairs, own: Array) -> Array:
+    """[T or more, in] -> [T, out] float32: each token times its own adapter's pairs, or zeros.
+
+    What lies between the two products is rounded to the type of `x`.
+    """
+
+    def one(token: Array, mine: Array) -> Array:
+        slot, has_any = jnp.argmax(mine), jnp.any(mine > 0)
+        narrow = jnp.einsum("pri,i->pr", pairs.down[:, slot].astype(jnp.float32), token.astype(jnp.float32))
+        narrow = narrow.astype(x.dtype).astype(jnp.float32)
+        added = [up[:, slot].astype(jnp.float32) @ narrow[part] for part, up in enumerate(pairs.up)]
+        return jnp.where(has_any, jnp.concatenate(added), 0.0)
+
+    with jax.default_matmul_precision("highest"):
+        return jax.vmap(one)(x[: own.shape[0]], own)
