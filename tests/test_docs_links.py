@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("training/*.md")]
-)
+FOLDERS = (".", "docs", "benchmarks", "training", "examples/adapters")
+PAGES = sorted(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])

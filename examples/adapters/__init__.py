@@ -1,0 +1,1 @@
+"""Two LoRA adapters for the embedded model: what they teach it, how they are trained, how they are measured."""
