@@ -75,8 +75,6 @@ WEIGHTS = "loading weights"
 KV_CACHE = "allocating the KV cache"
 COMPILING = "compiling"
 
-ADAPTERS_ON_THEIR_WAY = 4  # in the host's memory at the most, where none are kept beside
-
 # Tokens of a step with prompts, where no flag says: enough to fill a device, few enough to answer others in between.
 CHUNKED_STEP_TOKENS = 2048
 WHOLE_STEP_TOKENS = 8192
@@ -163,7 +161,11 @@ def build_engine(
     """
     runner, limits = build_runner(config, model, report, announce, devices)
     porter = make_porter(runner.staging) if make_porter is not None else None
-    carrier = _carrier(config, model, hear) if config.enable_lora and hear is not None else None
+    carrier = None
+    if hear is None:
+        limits = dataclasses.replace(limits, num_adapters=0)
+    elif config.enable_lora:
+        carrier = _carrier(config, model, hear)
     in_flight = 1 if config.async_scheduling else 0
     return Engine(runner, limits, max_in_flight=in_flight, porter=porter, carrier=carrier)
 
@@ -171,7 +173,7 @@ def build_engine(
 def _carrier(config: Config, model: Model, hear: Callable[[FromCarrier], None]) -> AdapterCarrier:
     weights, room = family(model.arch).weights, adapter_room(config)
     pack = partial(pack_adapter, weights, model.arch, config.tensor_parallel_size, model.dtype, room)
-    kept = 2 * room.slots if config.enable_lora_cache else ADAPTERS_ON_THEIR_WAY
+    kept = 2 * room.slots if config.enable_lora_cache else 0
     return AdapterCarrier(open_store(config), adapters_of(model), room.rank, pack, hear, kept=kept)
 
 
@@ -434,7 +436,7 @@ def _shapes(config: Config, model: Model, buckets: Buckets, num_pages: int) -> S
         mixed_tokens=largest_mixed if config.enable_chunked_prefill else 0,
         max_model_len=model.max_model_len,
         vocab_size=model.arch.vocab_size,
-        num_adapters=config.max_num_mem_cached_lora if config.enable_lora else 0,
+        num_adapters=config.num_adapters,
         has_long=model.arch.rope_switch is not None,
     )
 
@@ -473,7 +475,7 @@ def _limits(config: Config, model: Model, num_pages: int) -> Limits:
         prefix_unit=config.prefill_len_padding,
         reach=_reach(model),
         rope_switch=model.arch.rope_switch,
-        num_adapters=config.max_num_mem_cached_lora if config.enable_lora else 0,
+        num_adapters=config.num_adapters,
     )
 
 

@@ -478,6 +478,11 @@ class Config:
         return (self.model or "hex-mini",)
 
     @property
+    def num_adapters(self) -> int:
+        """Places for adapters on the devices."""
+        return self.max_num_mem_cached_lora if self.enable_lora else 0
+
+    @property
     def adapter_sources(self) -> Mapping[str, str]:
         """Where the adapters are that have names."""
         return _sources(self.lora_modules or "")

@@ -19,12 +19,13 @@ from hex_llm.lora.store import Store
 logger = logging.getLogger(__name__)
 
 _THREADS = 4  # most of the time each waits for a disk or a network
+_ON_THEIR_WAY = 4  # packed adapters beside those that are kept
 _LOOK_S = 0.02  # between two looks whether there is room
 
 
 class AdapterCarrier:
-    """A `Carrier`. `kept` packed adapters are in memory at the most: those that the engine has not loaded yet, and
-    beside them those that were asked for last.
+    """A `Carrier`. Of packed adapters it keeps the `kept` that were asked for last; the engine may have a few more, which
+    it has not loaded yet.
     """
 
     def __init__(
@@ -45,7 +46,8 @@ class AdapterCarrier:
         self._lock = threading.Lock()
         self._wanted: set[str] = set()
         self._packed: OrderedDict[str, np.ndarray] = OrderedDict()  # the least lately used first
-        self._room = threading.Semaphore(kept)
+        self._kept = kept
+        self._room = threading.Semaphore(kept + _ON_THEIR_WAY)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="adapter")
 
     def fetch(self, identity: str, source: str) -> None:
@@ -60,13 +62,15 @@ class AdapterCarrier:
     def _bring(self, identity: str, source: str) -> None:
         try:
             packed = self._find(identity, source)
-            said = packed is not None and AdapterHere(identity, packed)
+            if packed is None:
+                return
+            said = AdapterHere(identity, packed)
         except (RequestError, ServerError) as error:
             said = AdapterLost(identity, str(error), error.code or "", error.status)
         except Exception:
             logger.exception("Adapter %s cannot be had, for a fault of ours.", source)
             said = AdapterLost(identity, "The adapter could not be loaded, for a fault of the server's.", "", 500)
-        if said and self._is_wanted(identity):
+        if self._is_wanted(identity):
             self.cancel(identity)
             self._say(said)
 
@@ -89,6 +93,8 @@ class AdapterCarrier:
         weakref.finalize(packed, self._room.release)  # when nobody has it any more
         with self._lock:
             self._packed[identity] = packed
+            while len(self._packed) > self._kept:
+                self._packed.popitem(last=False)
         return packed
 
     def _wait_for_room(self, identity: str) -> bool:

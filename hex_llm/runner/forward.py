@@ -32,9 +32,8 @@ def forward(
     slots = Slots(last_token=slots.last_token, page_table=_update_page_table(slots.page_table, fields))
     batch, owner, last = _batch(fields, slots, layout)
     if pairs is not None:
-        num_slots = pairs.layers[0].attention.o.down.shape[1]
         own = fields["rows"][: layout.bucket.seqs, COLUMNS.index("adapter")][owner]
-        params = adapted(params, pairs, whose(own, num_slots))
+        params = adapted(params, pairs, whose(own, layout.shapes.num_adapters))
     hidden, kv = decoder.forward(params, arch, kv, batch)
     last = jnp.pad(last, (0, layout.bucket.rows - layout.bucket.seqs))
     logits = decoder.own_logits(params, arch, hidden[last])

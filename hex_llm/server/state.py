@@ -43,8 +43,7 @@ class Server:
         self.keys = keys
         self.names = config.served_names
         self.roles = tuple(config.role(index) for index in range(config.num_engines))
-        num_adapters = config.max_num_mem_cached_lora if config.enable_lora else 0
-        self.metrics = Metrics(self.names[0], self.roles, num_adapters)
+        self.metrics = Metrics(self.names[0], self.roles, config.num_adapters)
         engine.on_step = self.metrics.count_step
         engine.on_send = self.metrics.count_sent
         self.phase = Phase.STARTING

@@ -172,3 +172,11 @@ def test_without_a_server_prompts_name_adapters_too(folder, sources, alone):
     plain = LLM(str(folder), dtype="float32", **SMALL)
     with pytest.raises(RequestError, match="adapter='named' needs enable_lora=True"):
         plain.generate(PROMPTS[0], GREEDY, adapter="named")
+
+
+def test_an_engine_that_nobody_brings_adapters_serves_the_model_and_refuses_the_rest(folder, alone):
+    engine = make_engine(folder, dtype="float32", enable_lora=True, max_num_mem_cached_lora=NUM_SLOTS)
+    (found,) = run(engine, (PROMPTS[0], GREEDY))
+    assert tokens(found) == alone[""][0]
+    with pytest.raises(RequestError, match="adapters are not served here"):
+        new_request("x", PROMPTS[0], GREEDY, engine.limits, end_ids=(), adapter="a", adapter_source="gs://a/b")
