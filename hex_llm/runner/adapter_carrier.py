@@ -24,7 +24,7 @@ _LOOK_S = 0.02  # between two looks whether there is room
 
 
 class AdapterCarrier:
-    """A `Carrier`. Of packed adapters it keeps the `kept` that were asked for last; the engine may have a few more, which
+    """A `Carrier`. Of packed adapters it keeps the `kept` that were asked for last; the engine may have a few more that
     it has not loaded yet.
     """
 
