@@ -47,7 +47,8 @@ W8A8 = {
     "ignore": ["lm_head"],
 }
 STEP_FLAGS = ("--max_model_len=4096", "--max_decode_seqs=128", "--enable_chunked_prefill", "--no-warmup")
-SERVE_FLAGS = ("--max_model_len=4096", "--max_decode_seqs=128", "--enable_chunked_prefill", "--disable_log_requests")
+SERVE_FLAGS = ("--max_model_len=4096", "--max_decode_seqs=128", "--decode_seqs_padding=64", "--enable_chunked_prefill",
+               "--disable_log_requests")  # fmt: skip
 TINY_FLAGS = ("--max_model_len=256", "--max_decode_seqs=16", "--enable_chunked_prefill", "--num_blocks=256",
               "--prefill_len_padding=128", "--max_num_batched_tokens=256")  # fmt: skip
 SMALL: Mapping[str, Any] = {

@@ -12,6 +12,7 @@ import functools
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -96,37 +97,63 @@ def prove(coding: Coding, group: int | None) -> bool:
     return bool((got == want.astype(jnp.float32)).all())
 
 
-def per_product(call: Callable[[Array, Any], Any], x: Array, weights: list[Any]) -> float:
-    run = jax.jit(lambda x, weights: [call(x, weight) for weight in weights])
-    return seconds(run, x, weights, repeats=20 if x.shape[0] <= MANY else 5) / len(weights)
+def timed(call: Callable[[Array, Any], Any], x: Any, weights: list[Any]) -> Callable[[Array, list[Any]], float]:
+    """Compiles a call for each of these weights, which may be shapes: what comes back tells the seconds of one."""
+    run = jax.jit(lambda x, weights: [call(x, weight) for weight in weights]).lower(x, weights).compile()
+    repeats = 20 if x.shape[0] <= MANY else 5
+    return lambda x, weights: seconds(run, x, weights, repeats=repeats) / len(weights)
+
+
+def plain_product(x: Array, weight: Array) -> Array:
+    return lax.dot_general(x, weight, (((1,), (1,)), ((), ())))
+
+
+def num_weights(tokens: int) -> int:
+    return 8 if tokens <= MANY else 2
+
+
+@functools.cache
+def plain_timed(shape: tuple[int, int], tokens: int) -> Callable[[Array, list[Any]], float]:
+    weight, x = (jax.ShapeDtypeStruct(sizes, jnp.bfloat16) for sizes in (shape, (tokens, shape[1])))
+    return timed(plain_product, x, [weight] * num_weights(tokens))
 
 
 @functools.cache
 def plain_time(shape: tuple[int, int], tokens: int) -> float:
     new = jax.jit(lambda seed: jax.random.normal(jax.random.key(seed), shape, jnp.bfloat16) / 50)
-    weights = [new(seed) for seed in range(8 if tokens <= MANY else 2)]
-    return per_product(lambda x, w: lax.dot_general(x, w, (((1,), (1,)), ((), ()))), new_x(shape, tokens), weights)
+    weights = [new(seed) for seed in range(num_weights(tokens))]
+    return plain_timed(shape, tokens)(new_x(shape, tokens), weights)
 
 
 def new_x(shape: tuple[int, int], tokens: int) -> Array:
     return jax.random.normal(jax.random.key(tokens), (tokens, shape[1]), jnp.bfloat16)
 
 
-def measure(case: Case) -> dict[str, Any]:
-    kind = case.coding, case.group, case.shape
-    pack = jax.jit(gpu_layout.pack)
-    weights = [pack(random_codes(*kind, seed)) for seed in range(8 if case.tokens <= MANY else 2)]
-    x = new_x(case.shape, case.tokens)
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def new_weight(coding: Coding, group: int | None, shape: tuple[int, int], seed: int) -> Packed:
+    return gpu_layout.pack(random_codes(coding, group, shape, seed))
 
+
+def compiled(case: Case) -> Callable[[Array, list[Any]], float]:
     def product(x: Array, weight: Packed) -> Array:
         if case.tokens > gpu.MAX_TOKENS:
             return gpu.matmul(x, weight)
         return gpu.parts(x, weight, activation=case.activation)  # what adds them is the next kernel of a layer
 
+    plain_timed(case.shape, case.tokens)
+    weight = jax.eval_shape(functools.partial(new_weight, case.coding, case.group, case.shape), 0)
+    x = jax.ShapeDtypeStruct((case.tokens, case.shape[1]), jnp.bfloat16)
+    return timed(product, x, [weight] * num_weights(case.tokens))
+
+
+def measure(case: Case, run: Callable[[Array, list[Any]], float]) -> dict[str, Any]:
+    kind = case.coding, case.group, case.shape
+    weights = [new_weight(*kind, seed) for seed in range(num_weights(case.tokens))]
+    x = new_x(case.shape, case.tokens)
     row: dict[str, Any] = {**case._asdict(), "bf16_us": round(1e6 * plain_time(case.shape, case.tokens), 1)}
     if row.pop("is_checked"):
         row["error"] = round(distance(x, weights[0], random_codes(*kind, 0), case.activation), 5)
-    took = per_product(product, x, weights)
+    took = run(x, weights)
     return row | {"us": round(1e6 * took, 1), "of_bf16": round(took / plain_time(case.shape, case.tokens), 3)}
 
 
@@ -144,14 +171,19 @@ def distance(x: Array, weight: Packed, codes: Codes, activation: Activation | No
 def main() -> None:
     parser = argparse.ArgumentParser(description="Products with weights in few bits on an H200.")
     parser.add_argument("--seconds", type=float, default=300, help="no case is begun after so long")
-    end = time.monotonic() + parser.parse_args().seconds
+    parser.add_argument("--only", type=int, help="so many cases, of the first")
+    options = parser.parse_args()
+    end = time.monotonic() + options.seconds
+    chosen = list(cases())[: options.only]
+    with ThreadPoolExecutor(8) as pool:  # before anything is timed: it would share the host
+        runs = list(pool.map(compiled, chosen))
     for coding, group in GROUPS:
         print(json.dumps({"coding": coding, "group": group, "decoder_is_exact": prove(coding, group)}), flush=True)
-    for case in cases():
+    for case, run in zip(chosen, runs, strict=True):
         if time.monotonic() > end:
             print(json.dumps({"left_out": case._asdict()}), flush=True)
         else:
-            print(json.dumps(measure(case)), flush=True)
+            print(json.dumps(measure(case, run)), flush=True)
 
 
 if __name__ == "__main__":

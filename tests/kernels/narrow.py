@@ -5,7 +5,7 @@ from typing import Any
 from jax import Array
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels.paged_attention.gpu_decode_narrow import in_key_order
+from hex_llm.kernels.paged_attention.gpu_key_order import in_key_order
 
 
 def load_keys(ref: Any) -> Array:

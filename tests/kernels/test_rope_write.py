@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from hex_llm.kernels.batch import Batch
+from hex_llm.kernels.paged_attention import gpu_key_order
+from hex_llm.kernels.paged_attention.gpu_decode_sizes import multiplied_dtype
+from hex_llm.kernels.paged_attention.gpu_key_order import KeyOrdered, in_key_order
 from hex_llm.kernels.paged_attention.pages import rounded, value
 from hex_llm.kernels.rms import Rms, rms_norm
 from hex_llm.kernels.rope_write import api, gpu, reference
@@ -138,4 +141,22 @@ def test_shapes_and_types_that_the_kernel_does_not_do_go_the_plain_way(monkeypat
     given = options(qkv, head_dim, bias=True, norms=True)
     got = api.rope_write(qkv, tables, pages, batch, BF16, **given)
     for mine, theirs in zip(got, reference.rope_write(qkv, tables, pages, batch, BF16, **given), strict=True):
+        np.testing.assert_array_equal(mine.astype(jnp.float32), theirs.astype(jnp.float32))
+
+
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize(("head_dim", "pages_dtype"), [(128, FP8), (64, FP8), (128, INT8), (256, FP8)])
+def test_queries_of_decodes_meet_keys_in_8_bits_in_their_order(monkeypatch, head_dim, pages_dtype):
+    # What the names of lanes mean is `test_key_order`'s; here the numbers are moved.
+    monkeypatch.setattr(gpu_key_order, "layout", lambda rows, columns, **_: gpu._warp_per_row(rows, columns))
+    monkeypatch.setattr(gpu_key_order, "renamed", lambda values, *_: in_key_order(values))
+    qkv, tables, pages, batch = inputs(3, heads=8, kv_heads=4, head_dim=head_dim, parts=2, pages_dtype=pages_dtype)
+    given = options(qkv, head_dim, norms=True)
+    places = batch.write_page, batch.write_offset
+    want, written = gpu.rope_write(qkv, tables, pages, *places, BF16, **given)
+    got, pages = gpu.rope_write(qkv, tables, pages, *places, BF16, **given, decode=True)
+    assert isinstance(got, KeyOrdered)
+    assert (got.values.dtype, got.dtype) == (multiplied_dtype(pages_dtype), BF16)
+    np.testing.assert_array_equal(got.values, in_key_order(want.astype(got.values.dtype)))
+    for mine, theirs in zip(jax.tree.leaves(pages), jax.tree.leaves(written), strict=True):
         np.testing.assert_array_equal(mine.astype(jnp.float32), theirs.astype(jnp.float32))

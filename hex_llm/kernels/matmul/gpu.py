@@ -23,7 +23,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels import gpu_gate, gpu_mates
+from hex_llm.kernels import gpu_gate
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.chain import MAX_TOKENS, padded
 from hex_llm.kernels.hopper import MMA_ROWS, SHARED_BYTES, num_sms
@@ -42,7 +42,6 @@ class Plan:
     rows: int  # of the weight, for one block at a time
     depth: int  # columns of the weight in one slot of the ring
     splits: int = 1  # pieces of `in`, each a piece of work of its own
-    mates: int = 1  # blocks of a cluster: each fetches a share of `x` for all of them
     slots: int | None = None  # of the ring; as many as fit if not given
     blocks: int | None = None  # at a time; one for each SM if not given
 
@@ -144,10 +143,8 @@ def _call(
     tile_rows = plan.rows // operands  # of the result, for one block at a time
     tiles = out // tile_rows
     steps = size // plan.depth // plan.splits
-    mates = plan.mates
     assert activation is None or plan.splits == 1, f"{plan} gates parts of sums"
-    assert tiles % mates == 0, f"{plan} has mates whose columns differ"
-    blocks = min(plan.blocks or num_sms() // mates * mates, tiles * plan.splits)
+    blocks = min(plan.blocks or num_sms(), tiles * plan.splits)
     slots = min(ring_slots(batch, plan, x.dtype), steps * -(-tiles * plan.splits // blocks))
     prefetched = min(slots, steps)
     summed = jnp.int32 if x.dtype == jnp.int8 else jnp.float32
@@ -155,7 +152,7 @@ def _call(
     swizzled = plgpu.TilingTransform(tile), plgpu.SwizzleTransform(LINE_BYTES)  # pyright: ignore[reportAbstractUsage]
 
     def body(x_ref, w_ref, scales_ref, o_ref, x_ring, w_ring, token_scales, full, empty, scaled):
-        block, worker = gpu_mates.block_index(mates), lax.axis_index("worker")
+        block, worker = lax.axis_index("block"), lax.axis_index("worker")
         pieces = lax.div(tiles * plan.splits - block + blocks - 1, blocks)
 
         def place(index):
@@ -176,7 +173,7 @@ def _call(
                         target = w_ring.at[slot, pl.ds(half * tile_rows, tile_rows)]
                         plgpu.copy_gmem_to_smem(source, target, full.at[slot])
                 if with_x:
-                    gpu_mates.fetch(x_ref.at[:, columns], x_ring.at[slot], full.at[slot], mates)
+                    plgpu.copy_gmem_to_smem(x_ref.at[:, columns], x_ring.at[slot], full.at[slot])
 
             # The weight is there already; `x` is there when the kernel in front has ended.
             pl.loop(0, prefetched)(lambda t: fetch(0, t, with_x=False))
@@ -254,7 +251,8 @@ def _call(
         body,
         kernel_name=f"matmul_{weight.shape[0]}x{size}",
         out_type=jax.ShapeDtypeStruct((plan.splits, batch, out), dtype),
-        **gpu_mates.grid(blocks, mates),
+        grid=(blocks,),
+        grid_names=("block",),
         num_threads=workers + 1,
         thread_name="worker",
         scratch_types=[
@@ -262,7 +260,7 @@ def _call(
             plgpu.SMEM((slots, plan.rows, plan.depth), x.dtype, transforms=swizzled),
             None if scales is None else plgpu.SMEM((batch,), jnp.float32),
             plgpu.Barrier(num_arrivals=operands + 1, num_barriers=slots),
-            gpu_mates.freed(mates, workers=workers, slots=slots),
+            plgpu.Barrier(num_arrivals=workers, num_barriers=slots),
             None if scales is None else plgpu.Barrier(),
         ],
         compiler_params=plgpu.CompilerParams(approx_math=True),

@@ -30,21 +30,21 @@ from hex_llm.kernels.paged_attention.gpu_decode_chunks import Refs
 from hex_llm.kernels.paged_attention.gpu_decode_columns import attend_columns
 from hex_llm.kernels.paged_attention.gpu_decode_load import load
 from hex_llm.kernels.paged_attention.gpu_decode_merge import merge
-from hex_llm.kernels.paged_attention.gpu_decode_narrow import in_key_order
 from hex_llm.kernels.paged_attention.gpu_decode_plan import DEFAULT, DecodePlan, Tuning, plan_decode, tuning_for
 from hex_llm.kernels.paged_attention.gpu_decode_rows import attend_rows
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import Q_SLOTS, SWIZZLE_ROWS, Sizes, refusal, sizes_of
 from hex_llm.kernels.paged_attention.gpu_decode_tile import Softmax
+from hex_llm.kernels.paged_attention.gpu_key_order import KeyOrdered, in_key_order
 from hex_llm.kernels.paged_attention.gpu_scales import in_parts
 from hex_llm.kernels.paged_attention.pages import SCALE, Pages
 from hex_llm.kernels.window import Window
 
-__all__ = ["DEFAULT", "DecodePlan", "Tuning", "decode", "plan_decode", "refusal", "tuning_for"]
+__all__ = ["DEFAULT", "DecodePlan", "Tuning", "decode", "plan_decode", "refusal", "takes_key_order", "tuning_for"]
 
 
 @functools.partial(jax.jit, static_argnames=("scale", "window", "soft_cap", "out_rows", "tuning"))
 def decode(
-    q: Array,  # [S, N, H]
+    q: Array | KeyOrdered,  # [S, N, H]
     pages: Pages,  # [P, 2, K, page, H]
     page_table: Array,  # [S, B] int32
     plan: DecodePlan,
@@ -70,6 +70,14 @@ def decode(
     return merge(averages, exponents, plan, sizes, rows, sinks).reshape(rows, *q.shape[1:])
 
 
+def takes_key_order(q: Any, pages: Any) -> bool:
+    """Whether queries of this shape and type may come as `KeyOrdered`."""
+    if refusal(q.shape, pages.shape, q.dtype, pages.dtype) is not None:
+        return False
+    sizes = sizes_of(q, pages, tuning_for(q.shape[2], pages.dtype))
+    return sizes.in_registers and not sizes.padded
+
+
 def _swizzled(columns: int, dtype: Any) -> tuple:
     """The layout in shared memory that TMA writes and wgmma reads, for rows of `columns`."""
     itemsize = jnp.dtype(dtype).itemsize
@@ -79,16 +87,11 @@ def _swizzled(columns: int, dtype: Any) -> tuple:
 
 
 def _attend(
-    q: Array, pages: Pages, page_table: Array, plan: DecodePlan, sizes: Sizes, softmax: Softmax
+    q: Array | KeyOrdered, pages: Pages, page_table: Array, plan: DecodePlan, sizes: Sizes, softmax: Softmax
 ) -> tuple[Array, Array]:
     """Every chunk's average [rows, max_chunks, G, H] and log2-sum-exp [rows, max_chunks, MMA_ROWS]."""
     z = sizes
-    if z.padded:
-        q = q.reshape(z.rows, z.group, z.head_dim)
-        q = jnp.pad(q, ((0, 0), (0, z.q_rows - z.group), (0, 0)))
-    q = q.astype(z.dtype)
-    if z.in_registers:
-        q = in_key_order(q)
+    queries = q.values if isinstance(q, KeyOrdered) else _as_multiplied(q, z)
     attend = attend_columns if z.turned else attend_rows
     numbers, scales = in_parts(pages, z.part)
 
@@ -96,10 +99,10 @@ def _attend(
         return plgpu.SMEM(shape, dtype, transforms=_swizzled(shape[-1], dtype))
 
     if z.turned:
-        queries, weights = (z.q_rows, z.head_dim), swizzled(z.workers, z.q_rows, z.tile, dtype=z.dtype)
+        of_group, weights = (z.q_rows, z.head_dim), swizzled(z.workers, z.q_rows, z.tile, dtype=z.dtype)
         staged = z.q_rows, z.head_dim
     else:
-        queries, weights = (MMA_ROWS, z.head_dim), None
+        of_group, weights = (MMA_ROWS, z.head_dim), None
         staged = MMA_ROWS, z.out_columns
 
     def body(*refs: Any) -> None:
@@ -121,7 +124,7 @@ def _attend(
         num_threads=1 + z.workers,
         thread_name="warpgroup",
         scratch_types=[
-            swizzled(Q_SLOTS, *queries, dtype=z.dtype),
+            swizzled(Q_SLOTS, *of_group, dtype=z.dtype),
             plgpu.SMEM((z.workers, *staged), jnp.float32),
             weights,
             swizzled(z.slots, 2, z.tile, z.head_dim, dtype=z.pages_dtype),
@@ -134,10 +137,18 @@ def _attend(
         ],
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )(
-        q.reshape(-1, SWIZZLE_ROWS, z.head_dim),
+        queries.reshape(-1, SWIZZLE_ROWS, z.head_dim),
         numbers,
         scales,
         page_table,
         plan.sequences,
         plan.shares,
     )
+
+
+def _as_multiplied(q: Array, z: Sizes) -> Array:
+    if z.padded:
+        q = q.reshape(z.rows, z.group, z.head_dim)
+        q = jnp.pad(q, ((0, 0), (0, z.q_rows - z.group), (0, 0)))
+    q = q.astype(z.dtype)
+    return in_key_order(q) if z.in_registers else q

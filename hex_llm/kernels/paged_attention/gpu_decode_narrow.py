@@ -4,7 +4,7 @@ Keys and the values of a head are the rows of products then (see `gpu_decode_col
 too. A thread has to hold certain numbers of 16 bits for that; from memory it gets four of 8 bits at a time. Instead of
 moving numbers between threads, what belongs together is called by another name:
 
-- of keys, the columns are in another order, which is the same for queries (`in_key_order`) and so changes no product;
+- of keys, the columns are in another order, which is the same for queries (`gpu_key_order`) and so changes no product;
 - of values, turned, the rows are in another order, and so are those of the sums, which are turned back in the end.
 """
 
@@ -24,12 +24,6 @@ from hex_llm.kernels.hopper import INT8_PAIRS, INT8_TO_BFLOAT16
 
 WORD = 4  # bytes
 PAIRS = (0, 1)  # of the numbers in a word
-
-
-def in_key_order(q: Array) -> Array:
-    """Queries [..., H] with their columns in the order of `keys`."""
-    split = q.reshape(*q.shape[:-1], -1, 4, 2, 2)  # 16 columns: of 4 threads, two pairs each
-    return split.swapaxes(-3, -2).reshape(q.shape)
 
 
 def turned_layout(head_dim: int) -> Any:

@@ -19,21 +19,19 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels import gpu_gate, gpu_mates
+from hex_llm.kernels import gpu_gate
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.chain import MAX_TOKENS, padded
 from hex_llm.kernels.hopper import num_sms
 from hex_llm.kernels.matmul.reference import total
 from hex_llm.kernels.quant_matmul import gpu_decode
-from hex_llm.kernels.quant_matmul.gpu_join import Join, swizzled
 from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, CHUNKS, LINE, chunk_lines, grouping_of
 from hex_llm.kernels.quant_matmul.gpu_plan import Plan, plan_for, plan_for_many, ring_slots
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, HOPPER_ROWS, Packed
 
 SWIZZLED = (plgpu.TilingTransform((8, CHUNK)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
 PREFETCHED = 4  # slots of the weight that are asked for before `x` is: to ask takes time, too
-# Of the memory warpgroup and of each of so many that compute: together at most what the launch took, or it hangs.
-REGISTERS = {2: (40, 232), 4: (32, 112)}
+MEMORY_REGISTERS, COMPUTE_REGISTERS = 40, 232  # of two that compute: together at most what the launch took, or it hangs
 
 
 def supports(x: Array, weight: Packed, *, activation: Activation | None = None) -> bool:
@@ -53,13 +51,12 @@ def parts(
     plan: Plan | None = None,
     activation: Activation | None = None,
 ) -> Array:
-    """As `kernels.matmul.gpu.parts`: [splits, padded(M), out], to be added, or one part where the plan joins them; with
-    an activation [1, padded(M), F]."""
+    """As `kernels.matmul.gpu.parts`: [splits, padded(M), out], to be added; with an activation [1, padded(M), F]."""
     tokens = x.shape[0]
     if plan is None:
         # Of the weight's own sizes: where it has an order, `x` may have more columns.
         plan = plan_for(tokens, *weight.shape, gated=activation is not None)
-    dtype = jnp.dtype(jnp.float32 if plan.splits > 1 and not plan.joined else dtype or x.dtype)
+    dtype = jnp.dtype(jnp.float32 if plan.splits > 1 else dtype or x.dtype)
     return _call(_rows(x, weight, padded(tokens)), weight, dtype, plan, activation)
 
 
@@ -96,45 +93,32 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
     workers, stack = plan.workers, plan.stack
     # The i-th tile of a warpgroup is so far below its first; a tile of up has the number of its gate's in its half.
     apart = workers if activation is None else row_tiles // 2
-    # Gate and up are one warpgroup's where it has two tiles, else those of two: the one of up hands over what it has.
-    half = workers // 2 if activation is not None and stack == 1 else 0
     pieces_of_weight = 1 if activation is None else 2  # that a block fetches, one below the other in its ring
     tall = workers * stack // pieces_of_weight
     across, down = batch // (plan.tokens or batch), row_tiles // (workers * stack)
     tokens = batch // across
     cuts = HOPPER_COLUMNS // plan.depth  # of a tile
     assert x.shape[1] == weight.shape[1], f"{x.shape[1]} columns of x for {weight.shape[1]} of the weight"
-    assert activation is None or plan.splits == 1, f"{plan} gates parts of sums"
+    assert activation is None or (stack == 2 and plan.splits == 1), f"{plan} gates parts of sums, or without an up"
     assert column_tiles * cuts % plan.splits == 0, f"{plan} does not cut {column_tiles} tiles"
     steps = column_tiles * cuts // plan.splits
     words = 0 if grouping is None else max(1, grouping.words // cuts)  # in a slot
     total_pieces = down * across * plan.splits
     rounds = -(-total_pieces // num_sms())
-    join = Join(plan.splits, workers, stack, tokens) if plan.joined else None
-    mates = plan.splits if plan.joined else plan.mates
     blocks = min(plan.blocks or (-(-total_pieces // rounds) if plan.last is None else num_sms()), total_pieces)
-    blocks = -(-blocks // mates) * mates
-    if join is not None:
-        fits = blocks == total_pieces and across == plan.mates == 1
-        assert fits, f"{plan} has more pieces than blocks, cuts tokens, or has mates, too"
-    else:
-        assert mates == 1 or (across == 1 and down % mates == 0), f"{plan} has mates whose tokens or columns differ"
-    beside = half * HOPPER_ROWS * tokens * 4 if join is None else join.num_bytes
     # (tokens, pieces of a whole one, the first whole piece, pieces): whole ones, and then those that are left.
     whole = total_pieces if plan.last is None else total_pieces // blocks * blocks
     phases = [(tokens, 1, 0, whole)]
     if plan.last is not None:
         shares = tokens // plan.last
         phases.append((plan.last, shares, whole, (total_pieces - whole) * shares))
-    slots = min(ring_slots(batch, weight, plan, beside=beside), steps * -(-total_pieces // blocks))
+    slots = min(ring_slots(batch, weight, plan), steps * -(-total_pieces // blocks))
     prefetched = min(slots, steps, PREFETCHED)
     band = min(plan.band, across)
     copies = pieces_of_weight * (1 if grouping is None else 2)  # of the weight, to a slot
 
-    def body(
-        x_ref, w_ref, scale_ref, o_ref, x_ring, w_ring, scale_ring, full, empty, handed, given, taken, inbox, arrived
-    ):  # fmt: skip
-        block, worker = gpu_mates.block_index(mates), lax.axis_index("worker")
+    def body(x_ref, w_ref, scale_ref, o_ref, x_ring, w_ring, scale_ring, full, empty):
+        block, worker = lax.axis_index("block"), lax.axis_index("worker")
         # Of each phase, those of this block.
         pieces = [lax.div(count - block + blocks - 1, blocks) for _, _, _, count in phases]
 
@@ -147,9 +131,7 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
             width, shares, start, _ = phases[phase]
             number = block + index * blocks
             piece = start + lax.div(number, shares)
-            if join is not None:
-                first, token, split = lax.div(piece, plan.splits) * tall, 0, lax.rem(piece, plan.splits)
-            elif across == 1:
+            if across == 1:
                 first, token, split = lax.rem(piece, down) * tall, 0, lax.div(piece, down)
             else:
                 which = lax.div(piece, band * down)
@@ -160,8 +142,8 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
 
         @pl.when(worker == workers)
         def _memory():
-            if workers in REGISTERS:
-                plgpu.set_max_registers(REGISTERS[workers][0], action="decrease")
+            if workers == 2:
+                plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
 
             def fetch(phase, index, t, slot, with_weight=True, with_x=True):
                 first, token, split = place(phase, index)
@@ -180,7 +162,7 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                 if with_x:
                     width, columns = phases[phase][0], pl.ds(step * plan.depth, plan.depth)
                     source = x_ref.at[pl.ds(token, width), columns]
-                    gpu_mates.fetch(source, x_ring.at[slot, pl.ds(0, width)], full.at[slot], plan.mates)
+                    plgpu.copy_gmem_to_smem(source, x_ring.at[slot, pl.ds(0, width)], full.at[slot])
 
             # The weight is there already; `x` is there when the kernel in front has ended.
             pl.loop(0, prefetched)(lambda t: fetch(0, 0, t, t, with_x=False))
@@ -213,8 +195,8 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
 
         @pl.when(worker < workers)
         def _compute():
-            if workers in REGISTERS:
-                plgpu.set_max_registers(REGISTERS[workers][1], action="increase")
+            if workers == 2:
+                plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
 
             def load(slot, tile, chunk):
                 """A chunk's codes, and the scales that they need."""
@@ -245,24 +227,6 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                         plgpu.barrier_arrive(empty.at[before], predicate=~is_first)
                 return after(slot)
 
-            def hand_over(up):
-                """From the warpgroup of up to that of its gate."""
-                handed[worker - half] = up
-                plgpu.barrier_arrive(given.at[worker - half])
-                plgpu.barrier_wait(taken.at[worker - half])
-
-            def take_over():
-                plgpu.barrier_wait(given.at[worker])
-                up = plgpu.load(handed.at[worker], layout=plgpu.Layout.WGMMA)
-                plgpu.barrier_arrive(taken.at[worker])
-                return up
-
-            def write_joined(join, sums, first, split):
-                join.send(sums, inbox, arrived, worker, split)
-                for which, column, result in join.added(inbox, arrived, worker, split):
-                    rows = pl.ds((first + which * apart + worker) * HOPPER_ROWS, HOPPER_ROWS)
-                    write([result], 0, column, [rows])
-
             def write(results, split, token, rows):
                 for i, result in enumerate(results):
                     # Turned round, each thread has two neighbours of one token, and a warp writes whole sectors.
@@ -287,32 +251,22 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                 )
                 plgpu.barrier_arrive(empty.at[last])
                 first, token, split = place(phase, index)
-                tile = jnp.where(worker < half, worker, worker - half + apart) if half else worker
-                rows = [pl.ds((first + i * apart + tile) * HOPPER_ROWS, HOPPER_ROWS) for i in range(stack)]
+                rows = [pl.ds((first + i * apart + worker) * HOPPER_ROWS, HOPPER_ROWS) for i in range(stack)]
                 if grouping is None:
                     totals = [_scaled(each, scale_ref.at[rows[i]]) for i, each in enumerate(totals)]
-                if join is not None:
-                    write_joined(join, totals, first, split)
-                elif activation is None:
-                    write(totals, split, token, rows)
-                elif not half:
-                    write([gpu_gate.gated(activation, *totals)], split, token, rows)
-                else:
-                    pl.when(worker >= half)(lambda: hand_over(totals[0]))
-                    gate = functools.partial(gpu_gate.gated, activation, totals[0])
-                    pl.when(worker < half)(lambda: write([gate(take_over())], split, token, rows))
+                write(totals if activation is None else [gpu_gate.gated(activation, *totals)], split, token, rows)
                 return after(last)
 
             slot = jnp.int32(0)
             for phase, count in enumerate(pieces):
                 slot = lax.fori_loop(0, count, functools.partial(piece, phase), slot)
 
-    num_parts = 1 if plan.joined else plan.splits
     kernel = plgpu.kernel(
         body,
         kernel_name=f"matmul_{coding}_{weight.shape[0]}x{weight.shape[1]}",
-        out_type=jax.ShapeDtypeStruct((num_parts, batch, row_tiles // pieces_of_weight * HOPPER_ROWS), dtype),
-        **gpu_mates.grid(blocks, mates),
+        out_type=jax.ShapeDtypeStruct((plan.splits, batch, row_tiles // pieces_of_weight * HOPPER_ROWS), dtype),
+        grid=(blocks,),
+        grid_names=("block",),
         num_threads=workers + 1,
         thread_name="worker",
         scratch_types=[
@@ -320,17 +274,7 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
             plgpu.SMEM((slots, workers * stack, lines // cuts, LINE), jnp.int32),
             None if grouping is None else plgpu.SMEM((slots, workers * stack, words, HOPPER_ROWS), jnp.int32),
             plgpu.Barrier(num_arrivals=copies + 1, num_barriers=slots),
-            gpu_mates.freed(plan.mates, workers=workers, slots=slots),
-            *(
-                (
-                    plgpu.SMEM((half, HOPPER_ROWS, tokens), jnp.float32, transforms=swizzled(tokens)),
-                    plgpu.Barrier(num_barriers=half),
-                    plgpu.Barrier(num_barriers=half),
-                )
-                if half
-                else (None, None, None)
-            ),
-            *((None, None) if join is None else join.scratch()),
+            plgpu.Barrier(num_arrivals=workers, num_barriers=slots),
         ],
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )

@@ -15,14 +15,12 @@ FEWEST_TOKENS, MOST_TOKENS = 64, 256  # of a piece of work, where tokens are cut
 class Plan:
     """How a product is cut."""
 
-    workers: int  # warpgroups that multiply: 1, 2 or 4
+    workers: int  # warpgroups that multiply: 1 or 2
     stack: int  # tiles of 64 rows that each of them multiplies side by side, 1 or 2: two are gate and up, if there are
     tokens: int | None = None  # of a piece of work; all if not given
     last: int | None = None  # of each of those that are left when all blocks have had as many; a share of `tokens`
     depth: int = HOPPER_COLUMNS  # columns of the weight in one slot of the ring: of a tile, or of half a tile
     splits: int = 1  # pieces of `in`, each a piece of work of its own
-    joined: bool = False  # the pieces of `in` are those of a cluster's blocks, which add up what they have
-    mates: int = 1  # blocks of a cluster: each fetches a share of `x` for all of them; not where tokens are cut
     band: int = 8  # pieces of tokens that run side by side
     slots: int | None = None  # of the ring; as many as fit if not given
     blocks: int | None = None  # at a time; if not given, as few as have no more to do than with one on each SM
@@ -79,11 +77,11 @@ def plan_for_many(tokens: int, out: int) -> Plan:
     return min((candidate(pieces) for pieces in counts), key=lambda each: each[0])[1]
 
 
-def ring_slots(tokens: int, weight: Packed, plan: Plan, *, beside: int = 0) -> int:
-    """Slots of the ring of a block: as many as fit beside so many bytes, if the plan does not say."""
+def ring_slots(tokens: int, weight: Packed, plan: Plan) -> int:
+    """Slots of the ring of a block: as many as fit, if the plan does not say."""
     grouping = grouping_of(weight)
     words = 0 if grouping is None else grouping.words
     row = plan.depth * bits(weight.coding) // 8 + 4 * words
     width = plan.tokens or padded(tokens)
     slot = plan.rows * row + width * plan.depth * 2
-    return plan.slots or min((SHARED_BYTES - beside) // slot, MOST_BARRIERS)
+    return plan.slots or min(SHARED_BYTES // slot, MOST_BARRIERS)

@@ -1,5 +1,7 @@
 """Rotating a step's queries and keys, and writing its keys and values to their pages."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -22,14 +24,16 @@ def rope_write(
     norms: tuple[Array, Array] | None = None,
     rms: Rms | None = None,
     head_dim: int | None = None,
-) -> tuple[Array, Pages]:
-    """See `reference.rope_write` for what it computes. `head_dim` where pages are wider than that."""
+) -> tuple[Any, Pages]:
+    """See `reference.rope_write` for what it computes. The queries are for attention alone, and may come as it wants to
+    have them. `head_dim` where pages are wider than that."""
     if chained(parts.shape[1]):
         # Imported where it is used: Pallas takes a second, which a start on a CPU has better use for.
         from hex_llm.kernels.rope_write import gpu
 
         if gpu.supports(parts, pages, dtype):
             places = batch.write_page, batch.write_offset
-            return gpu.rope_write(parts, tables, pages, *places, dtype, bias=bias, norms=norms, rms=rms)
+            more = {"bias": bias, "norms": norms, "rms": rms, "decode": batch.cu_q is None}
+            return gpu.rope_write(parts, tables, pages, *places, dtype, **more)
     q, k, v = reference.heads(parts, tables, pages, batch, dtype, bias=bias, norms=norms, rms=rms, head_dim=head_dim)
     return q, write_pages(pages, k, v, batch)

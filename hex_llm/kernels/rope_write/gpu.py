@@ -15,6 +15,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu import fragmented_array
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from hex_llm.kernels.paged_attention import gpu_key_order
+from hex_llm.kernels.paged_attention.gpu_decode import takes_key_order
+from hex_llm.kernels.paged_attention.gpu_decode_sizes import multiplied_dtype
+from hex_llm.kernels.paged_attention.gpu_key_order import KeyOrdered
 from hex_llm.kernels.paged_attention.pages import INT8_LARGEST, SCALE, Pages, Scaled, rounded, whole_numbers
 from hex_llm.kernels.rms import Rms
 
@@ -34,7 +38,7 @@ def does_heads_of(head_dim: int) -> bool:
     return head_dim % LANES == 0
 
 
-@functools.partial(jax.jit, static_argnames=("dtype", "rms"))
+@functools.partial(jax.jit, static_argnames=("dtype", "rms", "decode"))
 def rope_write(
     parts: Array,
     tables: tuple[Array, Array] | None,
@@ -46,15 +50,24 @@ def rope_write(
     bias: Array | None = None,
     norms: tuple[Array, Array] | None = None,
     rms: Rms | None = None,
-) -> tuple[Array, Pages]:
-    """See `reference.rope_write`. Jitted, so that the layers of a model share one lowering."""
+    decode: bool = False,
+) -> tuple[Array | KeyOrdered, Pages]:
+    """See `reference.rope_write`; for decodes, the queries may come in the order of keys. Jitted, so that the layers of
+    a model share one lowering."""
     num_tokens = write_page.shape[0]
     num_kv_heads, head_dim = pages.shape[2], pages.shape[4]
     half = head_dim // 2
     num_heads = parts.shape[2] // head_dim - 2 * num_kv_heads
     heads = math.gcd(num_heads, num_kv_heads, WARPS)  # of a block: none has both queries and keys
     q_blocks, kv_blocks = num_heads // heads, num_kv_heads // heads
-    layout = _warp_per_row(heads, half)
+    shape = jax.ShapeDtypeStruct((num_tokens, num_heads, head_dim), dtype)
+    in_key_order = decode and takes_key_order(shape, pages)
+    layout = plain_layout = _warp_per_row(heads, half)
+    if in_key_order:
+        copies = _copies(WARPS // heads)
+        layout, plain_layout = (
+            gpu_key_order.layout(heads, half, warps=copies, ordered=ordered) for ordered in (True, False)
+        )
 
     def body(
         parts_ref: Any,
@@ -118,6 +131,9 @@ def rope_write(
         @pl.when(block < q_blocks)
         def _queries():
             for side, values in enumerate(turned()):
+                values = values.astype(q_ref.dtype)
+                if in_key_order:
+                    values = gpu_key_order.renamed(values, layout, plain_layout)
                 q_ref[token, rows, side] = values
 
         def write(kind: int, first_block: int, halves: list[Array]) -> None:
@@ -146,7 +162,9 @@ def rope_write(
     kernel = plgpu.kernel(
         body,
         kernel_name="rope_write",
-        out_type=jax.ShapeDtypeStruct((num_tokens, num_heads, 2, half), dtype),
+        out_type=jax.ShapeDtypeStruct(
+            (num_tokens, num_heads, 2, half), multiplied_dtype(pages.dtype) if in_key_order else dtype
+        ),
         grid=(num_tokens, q_blocks + 2 * kv_blocks),
         grid_names=("token", "block"),
     )
@@ -161,7 +179,8 @@ def rope_write(
         write_offset,
         written,
     )
-    return q.reshape(num_tokens, num_heads, head_dim), jax.tree.map(jax.freeze, written)
+    q = q.reshape(num_tokens, num_heads, head_dim)
+    return KeyOrdered(q) if in_key_order else q, jax.tree.map(jax.freeze, written)
 
 
 def _warp_per_row(rows: int, columns: int) -> Any:
