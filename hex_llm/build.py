@@ -220,10 +220,14 @@ def build_runner(
     plan = plan_memory(config, model, mesh, buckets, memory, report)
     compiler, needs = plan.compiler, plan.needs
     limits = _limits(config, model, compiler.programs.shapes.num_pages)
-    report(WEIGHTS, 0.0)
     # Made on the device, and at once: a GPU's compiler, which comes next, finds out there which matmul is the fastest.
     at_once = config.load_format == "dummy" and backend() == "gpu"
-    weights = jax.block_until_ready(load_weights()) if at_once else None
+    weights = None
+    if at_once:
+        with _phase(f"Made {_size(needs.weights)} of random weights", partial(report, WEIGHTS)):
+            weights = jax.block_until_ready(load_weights())
+    else:
+        report(WEIGHTS, 0.0)
     programs = all_programs(buckets, compiler.programs.staging.counts, adapters=config.enable_lora)
     with compiler.warm_up(programs) if config.warmup and config.enable_jit else nullcontext():
         weights = weights or load_weights()
@@ -234,11 +238,12 @@ def build_runner(
     if config.warmup and config.enable_jit and backend() != "cpu":
         runner.rehearse(buckets)
     logger.info(
-        "Engine built in %.1f s: %s weights, KV cache of %d tokens (%.2f GiB), room for %.1f sequences of %d tokens.",
+        "Engine built in %.1f s: %s weights, KV cache of %d tokens (%.2f GiB)%s, room for %.1f sequences of %d tokens.",
         time.monotonic() - started,
         _size(needs.weights),
         limits.kv_tokens,
         limits.num_blocks * needs.block / 2**30,
+        f", {_size(used)} of a device in use" if (used := Memory.of(mesh.local_devices).used) else "",
         (limits.num_blocks - 1) / limits.most_blocks,
         model.max_model_len,
     )

@@ -12,7 +12,7 @@ from hex_llm.kernels.lora_matmul.weight import Adapted
 from hex_llm.kernels.matmul import api
 from hex_llm.kernels.matmul.reference import total
 from hex_llm.kernels.quant_matmul import api as quant_api
-from hex_llm.kernels.quant_matmul.rows import Rows, Tokens
+from hex_llm.kernels.quant_matmul.rows import EightBits, Rows, Tokens
 from hex_llm.kernels.quant_matmul.weight import Matrix, Packed
 from hex_llm.parallel.backend import backend
 from hex_llm.parallel.manual import is_split, join_over_devices, sum_over_devices
@@ -21,6 +21,12 @@ from hex_llm.parallel.manual import is_split, join_over_devices, sum_over_device
 def kernels_of(weight: Matrix) -> ModuleType:
     """Those of a chain (`takes`, `parts`, `gated_matmul`) that do such weights."""
     return quant_api if isinstance(weight, Packed) else api
+
+
+def taken_in_8_bits(x: Any, weight: Matrix | Adapted) -> EightBits | None:
+    """How a kernel in front is to give tokens [M, in], of which `x` tells the shape and type, to a product with the
+    weight: in 8 bits, or as they are. Adapters multiply them as they are."""
+    return None if isinstance(weight, Adapted) else quant_api.rows_for(x, weight)
 
 
 def linear_parts(x: Tokens, weight: Matrix | Adapted) -> Array:
@@ -34,17 +40,18 @@ def linear_parts(x: Tokens, weight: Matrix | Adapted) -> Array:
     return kernels.parts(x, weight) if kernels.takes(x, weight) else linear(x, weight)[None]
 
 
-def linear_share(x: Array, weight: Matrix | Adapted) -> Array:
+def linear_share(x: Tokens, weight: Matrix | Adapted) -> Array:
     """As `linear_parts`, where devices may each hold a share of `in`: a device's part of the sum."""
     if isinstance(weight, Adapted):
         # Of the first of a pair a device has the columns that it has of the weight, so that this is a part of it, too.
         return _with_adapters(linear_share(x, weight.weight), x, weight)
     if is_split() and isinstance(weight, Packed) and weight.order is not None:
+        assert not isinstance(x, Rows), "devices that share the work have tokens as they are"
         x = join_over_devices(x, axis=1)  # a device's columns may be anybody's
     return linear_parts(x, weight)
 
 
-def linear_summed(x: Array, weight: Matrix | Adapted, bias: Array | None = None) -> Array:
+def linear_summed(x: Tokens, weight: Matrix | Adapted, bias: Array | None = None) -> Array:
     """As `linear_parts`, with the bias, where devices may each hold a share of `in`: their sum."""
     if bias is None:
         return summed(linear_share(x, weight), x.dtype)

@@ -4,10 +4,10 @@ from jax import Array
 
 from hex_llm.kernels.lora_matmul.weight import Adapted
 from hex_llm.kernels.matmul import api, reference
-from hex_llm.kernels.quant_matmul.api import rows_for
 from hex_llm.kernels.quant_matmul.rows import Tokens
 from hex_llm.kernels.quant_matmul.weight import Matrix
 from hex_llm.kernels.rms import Rms, rms_norm
+from hex_llm.layers.linear import taken_in_8_bits
 from hex_llm.pytree import pytree
 
 
@@ -38,5 +38,5 @@ def add_rms_norm(
     """
     if stream.parts is None:
         return stream.x, rms_norm(stream.x, weight, rms)
-    eight_bits = None if behind is None or isinstance(behind, Adapted) else rows_for(stream.x, behind)
+    eight_bits = None if behind is None else taken_in_8_bits(stream.x, behind)
     return api.add_norm(stream.x, stream.parts, weight, rms, inner=stream.norm, eight_bits=eight_bits)

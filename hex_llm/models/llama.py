@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from jax import Array
 
 from hex_llm.kernels.batch import Batch
-from hex_llm.kernels.paged_attention.api import attend
+from hex_llm.kernels.paged_attention.api import attend_tokens
 from hex_llm.kernels.paged_attention.pages import Pages
 from hex_llm.kernels.quant_matmul.rows import Tokens
 from hex_llm.kernels.rope_write.api import rope_write
-from hex_llm.layers.linear import linear_parts, linear_summed
+from hex_llm.layers.linear import linear_parts, linear_summed, taken_in_8_bits
 from hex_llm.layers.mlp import gated_mlp
 from hex_llm.layers.norm import Stream, add_rms_norm
 from hex_llm.model_fields import Fields
@@ -95,7 +96,7 @@ def attention(
     qkv = linear_parts(x, weights.qkv)
     options = {"bias": weights.qkv_bias, "norms": norms, "rms": arch.rms, "head_dim": arch.head_dim}
     q, pages = rope_write(qkv, rope, pages, batch, x.dtype, **options)
-    out = attend(
+    tokens = attend_tokens(
         q,
         pages,
         batch,
@@ -103,8 +104,9 @@ def attention(
         window=kind.window,
         soft_cap=arch.soft_cap,
         sinks=weights.sinks,
+        eight_bits=taken_in_8_bits(jax.ShapeDtypeStruct((q.shape[0], q.shape[1] * q.shape[2]), x.dtype), weights.o),
     )
-    return linear_summed(out.reshape(out.shape[0], -1), weights.o, weights.o_bias), pages
+    return linear_summed(tokens, weights.o, weights.o_bias), pages
 
 
 def dense(x: Tokens, weights: Mlp, arch: Arch, batch: Batch) -> Array:

@@ -11,6 +11,7 @@ from hex_llm.kernels.hopper import is_hopper
 from hex_llm.kernels.paged_attention import pages as plain
 from hex_llm.kernels.paged_attention import reference, xla
 from hex_llm.kernels.paged_attention.pages import Pages
+from hex_llm.kernels.quant_matmul.rows import EightBits, Rows, Tokens
 from hex_llm.kernels.window import Window
 from hex_llm.parallel.backend import backend
 
@@ -60,6 +61,14 @@ def paged_attention(
 def attend(q: Array, pages: Pages, batch: Batch, *, implementation: str | None = None, **options: Any) -> Array:
     """See `reference.attend` for what it computes. Rows that mean nothing may follow those of `q`."""
     return _implementation(implementation or _best())(q, pages, batch, **options)
+
+
+def attend_tokens(q: Any, pages: Pages, batch: Batch, *, eight_bits: EightBits | None, **options: Any) -> Tokens:
+    """As `attend`, for queries as `rope_write` gives them: [T or more, N * H], maybe in the 8 bits asked for."""
+    if _best() == "gpu":
+        options["eight_bits"] = eight_bits
+    out = attend(q, pages, batch, **options)
+    return out if isinstance(out, Rows) else out.reshape(out.shape[0], -1)
 
 
 def _best() -> str:

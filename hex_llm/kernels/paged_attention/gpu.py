@@ -13,6 +13,7 @@ from hex_llm.kernels.paged_attention.gpu_decode import DecodePlan, decode, plan_
 from hex_llm.kernels.paged_attention.gpu_prefill import prefill
 from hex_llm.kernels.paged_attention.gpu_prefill_plan import PrefillPlan, plan_prefill
 from hex_llm.kernels.paged_attention.pages import Pages
+from hex_llm.kernels.quant_matmul.rows import EightBits, Rows
 from hex_llm.kernels.window import Window
 from hex_llm.pytree import pytree
 
@@ -71,8 +72,9 @@ def attend(
     window: Window | None = None,
     soft_cap: float | None = None,
     sinks: Array | None = None,
-) -> Array:
-    """As `reference.attend`; a batch of decodes may get more rows than it has, of zeros."""
+    eight_bits: EightBits | None = None,
+) -> Array | Rows:
+    """As `reference.attend`; a batch of decodes may get more rows than it has, of zeros, and them in 8 bits."""
     shared = batch.plans[window or _ALL] if batch.plans else plan(batch, q, pages, window)
     if shared is None:
         return xla.attend(q, pages, batch, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks)
@@ -80,8 +82,10 @@ def attend(
     num_tokens = q.shape[0]
     if shared.prefill is None:
         # What the product that comes next wants to have: padding it would be a kernel of its own.
-        rows = padded(num_tokens) if chained(num_tokens) else num_tokens
-        return decode(q, pages, batch.page_table, shared.decode, out_rows=rows, **options)
+        dtype = jnp.bfloat16 if eight_bits is None else eight_bits.dtype
+        rows = padded(num_tokens, dtype) if chained(num_tokens) else num_tokens
+        options |= {"out_rows": rows, "eight_bits": eight_bits}
+        return decode(q, pages, batch.page_table, shared.decode, **options)
     out = prefill(q, pages, batch.page_table, shared.prefill, **options)
     if batch.num_decode is not None:
         rows = _decode_rows(batch, num_tokens)

@@ -26,6 +26,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels.hopper import MMA_ROWS
+from hex_llm.kernels.paged_attention import gpu_decode_merge_rows
 from hex_llm.kernels.paged_attention.gpu_decode_chunks import Refs
 from hex_llm.kernels.paged_attention.gpu_decode_columns import attend_columns
 from hex_llm.kernels.paged_attention.gpu_decode_load import load
@@ -37,6 +38,7 @@ from hex_llm.kernels.paged_attention.gpu_decode_tile import Softmax
 from hex_llm.kernels.paged_attention.gpu_key_order import KeyOrdered, in_key_order
 from hex_llm.kernels.paged_attention.gpu_scales import in_parts
 from hex_llm.kernels.paged_attention.pages import SCALE, Pages
+from hex_llm.kernels.quant_matmul.rows import EightBits, Rows
 from hex_llm.kernels.window import Window
 
 __all__ = ["DEFAULT", "DecodePlan", "Tuning", "decode", "plan_decode", "refusal", "takes_key_order", "tuning_for"]
@@ -54,11 +56,13 @@ def decode(
     soft_cap: float | None = None,
     sinks: Array | None = None,  # [N]
     out_rows: int | None = None,
+    eight_bits: EightBits | None = None,
     tuning: Tuning | None = None,
-) -> Array:
+) -> Array | Rows:
     """Attention [S, N, H] of each sequence's last token to its tokens in the window; 0 where it has none.
 
-    With `out_rows`, rows of zeros follow up to that number. The plan is for the same tuning. Jitted, so that the layers
+    With `out_rows`, rows of zeros follow up to that number. With `eight_bits`, it may come as [S, N * H] in those. The
+    plan is for the same tuning. Jitted, so that the layers
     of a model share one lowering.
     """
     if (reason := refusal(q.shape, pages.shape, q.dtype, pages.dtype)) is not None:
@@ -67,6 +71,8 @@ def decode(
     softmax = Softmax(scale=scale, window=window, soft_cap=soft_cap)
     averages, exponents = _attend(q, pages, page_table, plan, sizes, softmax)
     rows = out_rows or q.shape[0]
+    if eight_bits is not None and gpu_decode_merge_rows.supports(sizes):
+        return gpu_decode_merge_rows.merge_rows(averages, exponents, plan, sizes, rows, sinks, eight_bits)
     return merge(averages, exponents, plan, sizes, rows, sinks).reshape(rows, *q.shape[1:])
 
 

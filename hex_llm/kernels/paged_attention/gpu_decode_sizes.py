@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 
 from hex_llm.kernels.hopper import MMA_ROWS
 from hex_llm.kernels.paged_attention.gpu_decode_plan import Tuning, max_chunks
-from hex_llm.kernels.paged_attention.pages import SCALE, Pages
+from hex_llm.kernels.paged_attention.pages import SCALE
 
 SWIZZLE_ROWS = 8  # rows of one swizzled tile in shared memory
 Q_SLOTS = 2  # queries of this chunk and of the next
@@ -105,7 +105,8 @@ def refusal(q_shape: tuple[int, ...], pages_shape: tuple[int, ...], q_dtype: Any
     return None
 
 
-def sizes_of(q: Array, pages: Pages, tuning: Tuning) -> Sizes:
+def sizes_of(q: Any, pages: Any, tuning: Tuning) -> Sizes:
+    """Of queries and pages, or of what has their shapes."""
     num_seqs, num_heads, head_dim = q.shape
     _, _, num_kv_heads, page_size, _ = pages.shape
     group = num_heads // num_kv_heads

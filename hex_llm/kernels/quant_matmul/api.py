@@ -1,6 +1,7 @@
 """Products with weights in few bits: which implementation multiplies, where."""
 
 from types import ModuleType
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
@@ -53,8 +54,9 @@ def multiplied_as_it_lies(weight: Packed) -> bool:
     return weight.coding == "w8a8" or (weight.coding == "fp8" and is_hopper())
 
 
-def rows_for(x: Array, weight: Matrix) -> EightBits | None:
-    """How a kernel in front is to give tokens [M, in] to the weight: in 8 bits, or as they are."""
+def rows_for(x: Any, weight: Matrix) -> EightBits | None:
+    """How a kernel in front is to give tokens [M, in], of which `x` tells the shape and type, to the weight: in 8 bits,
+    or as they are."""
     if not isinstance(weight, Packed) or weight.coding not in TYPES or not takes(x, weight):
         return None
     return taken_by(weight)

@@ -29,9 +29,15 @@ class EightBits:
 
         Infinity where there is NaN, too: int8 has no such number, so that the scale must tell. For kernels, too.
         """
+        return self.scale_of(jnp.max(self.sizes(tokens), axis=-1))
+
+    def sizes(self, tokens: Array) -> Array:
+        """The sizes of float32 numbers, of which the largest tells the scale."""
         sizes = jnp.abs(tokens)
         # XLA's maximum on the CPU can lose a NaN, so that it is not left to the maximum.
-        largest = jnp.max(jnp.where(sizes < jnp.inf, sizes, jnp.inf), axis=-1)
+        return jnp.where(sizes < jnp.inf, sizes, jnp.inf)
+
+    def scale_of(self, largest: Array) -> Array:
         return jnp.where(largest > _ZERO, largest / _RANGES[self.type_name][1], 1.0)
 
     def within(self, values: Array) -> Array:
