@@ -12,7 +12,8 @@ VECTORS = (4, 2, 1)  # elements that a lane loads at a time
 
 
 def warp_per_row(rows: int, columns: int) -> Any:
-    """The layout of [rows, columns] with a row for each warp; what is too few for all warps or lanes is held twice."""
+    """The layout of [rows, columns] with a row for each warp, of an even number of columns; what is too few for all
+    warps or lanes is held twice."""
     lanes = math.gcd(columns, LANES)
     vector = next(size for size in VECTORS if columns // lanes % size == 0)
     return plgpu.Layout.TILED(

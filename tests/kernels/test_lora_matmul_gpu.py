@@ -120,7 +120,8 @@ def test_a_token_s_result_is_its_own_whatever_others_have(monkeypatch):
 
 @pytest.mark.usefixtures("simulator")
 @pytest.mark.parametrize(
-    ("splits", "tokens", "parts", "slots", "rank"), [(1, 8, 1, 4, 16), (5, 3, 2, 7, 64), (2, 8, 3, 2, 96), (3, 9, 1, 6, 1)]
+    ("splits", "tokens", "parts", "slots", "rank"),
+    [(1, 8, 1, 4, 16), (5, 3, 2, 7, 64), (2, 8, 3, 2, 96), (3, 9, 1, 6, 2)],
 )
 def test_parts_are_added_and_only_a_token_s_own_is_kept(splits, tokens, parts, slots, rank):
     sums = normal(5, splits, 16, parts, slots, rank, dtype=jnp.float32)
@@ -146,6 +147,7 @@ def test_products_with_adapters_are_a_chain_s_where_kernels_do_their_shapes(monk
     assert api.takes(*wanted(tokens=128, rows=(64, 128, 64), slots=6, rank=32))
     assert not api.takes(*wanted(tokens=129))
     assert not api.takes(*wanted(rows=(96, 32)))  # a tile would have rows of both
+    assert not api.takes(*wanted(slots=64, rank=1))
     assert not api.takes(*wanted(slots=3))  # no slot of the ring is as narrow
     assert not api.takes(*wanted(rows=(64,)), activation="silu")
     x, weight = wanted()

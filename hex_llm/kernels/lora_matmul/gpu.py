@@ -16,7 +16,7 @@ from jax import Array
 
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.hopper import num_sms
-from hex_llm.kernels.lora_matmul.gpu_own import keep_own
+from hex_llm.kernels.lora_matmul.gpu_own import does_rank, keep_own
 from hex_llm.kernels.lora_matmul.weight import Adapted, Own, Pairs
 from hex_llm.kernels.matmul import gpu
 from hex_llm.kernels.matmul.gpu import More, Plan
@@ -27,7 +27,7 @@ def narrows(x: Any, pairs: Pairs) -> bool:
     """Whether `narrowed` does tokens [M, in] of such a shape and type."""
     *rows, size = pairs.down.shape
     stacked = jax.ShapeDtypeStruct((math.prod(rows), size), pairs.down.dtype)
-    return x.dtype == jnp.bfloat16 and gpu.supports(x, stacked)
+    return x.dtype == jnp.bfloat16 and gpu.supports(x, stacked) and does_rank(rows[-1])
 
 
 def supports(x: Any, weight: Adapted, *, activation: Activation | None = None) -> bool:

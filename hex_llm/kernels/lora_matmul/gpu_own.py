@@ -13,6 +13,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from hex_llm.kernels.gpu_warps import WARPS, warp_per_row
 
 
+def does_rank(rank: int) -> bool:
+    """Whether the lanes of a warp can share so many numbers."""
+    return rank % 2 == 0
+
+
 @functools.partial(jax.jit, static_argnames="dtype")
 def keep_own(sums: Array, slot: Array, dtype: jnp.dtype) -> Array:
     """[n, M, parts, slots, rank] float32, to be added -> [M, parts, slots, rank], zeros but in each token's own slot.

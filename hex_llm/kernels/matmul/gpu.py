@@ -49,7 +49,9 @@ class Plan:
     blocks: int | None = None  # at a time; one for each SM if not given
 
 
-def supports(x: Array | jax.ShapeDtypeStruct, weight: Array, *, activation: Activation | None = None) -> bool:
+def supports(
+    x: Array | jax.ShapeDtypeStruct, weight: Array | jax.ShapeDtypeStruct, *, activation: Activation | None = None
+) -> bool:
     """Whether there is a plan for [M, in] x [out, in]."""
     (tokens, size), out = x.shape, weight.shape[0]
     unit = MMA_ROWS if activation is None else 2 * MMA_ROWS
@@ -108,8 +110,7 @@ class Scales:
 
 @pytree
 class More:
-    """More columns of a weight. Its rows are runs, each with numbers of the tokens that only its own columns multiply.
-    """
+    """More columns of a weight. Its rows are runs, whose columns each multiply other numbers of the tokens."""
 
     x: Array  # [padded(M), runs * width]
     weights: tuple[Array, ...]  # of each run [rows, width]
@@ -133,8 +134,8 @@ def parts(
     """[M, in] x [out, in] -> [splits, padded(M), out], to be added: in float32, or in `dtype` where there is only one.
 
     The weight must be there when the program starts, and no result of it: it is read before the kernel in front ends;
-    so are the scales of its rows. No tile of a plan has rows of two runs of `more`. With an activation, the weight is [2F, in], the result [1, padded(M), F]: see
-    `reference.gated_matmul`.
+    so are the scales of its rows, and the weights of `more`, of which no tile of a plan has rows of two runs. With an
+    activation, the weight is [2F, in], the result [1, padded(M), F]: see `reference.gated_matmul`.
     """
     tokens, size = x.shape
     if plan is None:
@@ -177,6 +178,7 @@ def _call(
     assert activation is None or plan.splits == 1, f"{plan} gates parts of sums"
     blocks = min(plan.blocks or num_sms(), tiles * plan.splits)
     more_steps = 0 if more is None else more.width // plan.depth
+    with_more = range(operands if more_steps else 0)
     assert more is None or plan.splits == 1 or tiles * plan.splits == blocks, f"{plan} has splits of several lengths"
     most_steps = (steps + operands * more_steps) * -(-tiles * plan.splits // blocks)
     slots = min(ring_slots(batch, plan, x.dtype), most_steps)
@@ -194,19 +196,21 @@ def _call(
             piece = block + index * blocks
             return lax.rem(piece, tiles) * tile_rows, lax.div(piece, tiles)
 
-        # Of the steps with more columns, and how many a piece has of them and in all: where `in` is split, blocks have
-        # one piece each.
+        # Which steps with more columns a piece has, and how many in all: where `in` is split, blocks have one piece.
         more_first, more_own = _share(more_steps, plan.splits, lax.div(block, tiles))
         length = steps + operands * more_own
 
-        def more_step(index, half, t):
-            return index * length + steps + half * more_own + t
+        def step_of(index, t):
+            return index * length + t
+
+        def with_more_at(half, t):
+            return steps + half * more_own + t
 
         @pl.when(worker == workers)
         def _memory():
             def fetch(index, t, with_weight=True, with_x=True):
                 first, split = place(index)
-                slot = lax.rem(index * length + t, slots)
+                slot = lax.rem(step_of(index, t), slots)
                 columns = pl.ds((split * steps + t) * plan.depth, plan.depth)
                 if with_weight:
                     for half in range(operands):
@@ -218,26 +222,27 @@ def _call(
 
             def fetch_more(index, half, t):
                 first, _ = place(index)
-                slot = lax.rem(more_step(index, half, t), slots)
+                slot = lax.rem(step_of(index, with_more_at(half, t)), slots)
                 column = (more_first + t) * plan.depth
-                start = 0
+
+                def fetch_run(run, ref, row):
+                    # In as many copies as there are of the weight, which is what the barrier counts.
+                    rows = tile_rows // operands
+                    for i in range(operands):
+                        source = ref.at[pl.ds(row + i * rows, rows), pl.ds(column, plan.depth)]
+                        target = w_ring.at[slot, pl.ds(half * tile_rows + i * rows, rows)]
+                        plgpu.copy_gmem_to_smem(source, target, full.at[slot])
+                    source = more_ref.x.at[:, pl.ds(run * more_ref.width + column, plan.depth)]
+                    plgpu.copy_gmem_to_smem(source, x_ring.at[slot], full.at[slot])
+
+                row = first + half * out
                 for run, ref in enumerate(more_ref.weights):
-                    row = first + half * out - start
+                    is_here = (row >= 0) & (row < ref.shape[0])
+                    pl.when(is_here)(functools.partial(fetch_run, run, ref, row))
+                    row = row - ref.shape[0]
 
-                    @pl.when((row >= 0) & (row < ref.shape[0]))
-                    def _(run=run, ref=ref, row=row):
-                        # In as many copies as there are of the weight, which is what the barrier counts.
-                        rows = tile_rows // operands
-                        for i in range(operands):
-                            source = ref.at[pl.ds(row + i * rows, rows), pl.ds(column, plan.depth)]
-                            target = w_ring.at[slot, pl.ds(half * tile_rows + i * rows, rows)]
-                            plgpu.copy_gmem_to_smem(source, target, full.at[slot])
-                        source = more_ref.x.at[:, pl.ds(run * more_ref.width + column, plan.depth)]
-                        plgpu.copy_gmem_to_smem(source, x_ring.at[slot], full.at[slot])
-
-                    start += ref.shape[0]
-
-            def wait_for_slot(step):
+            def wait_for_slot(index, t):
+                step = step_of(index, t)
                 pl.when(step >= slots)(lambda: plgpu.barrier_wait(empty.at[lax.rem(step, slots)]))
 
             # The weight is there already; `x` is there when the kernel in front has ended.
@@ -252,14 +257,14 @@ def _call(
             def _(index):
                 @pl.loop(lax.select(index == 0, prefetched, 0), steps)
                 def _(t):
-                    wait_for_slot(index * length + t)
+                    wait_for_slot(index, t)
                     fetch(index, t)
 
-                for half in range(operands if more_steps else 0):
+                for half in with_more:
 
                     @pl.loop(0, more_own)
                     def _(t, half=half):
-                        wait_for_slot(more_step(index, half, t))
+                        wait_for_slot(index, with_more_at(half, t))
                         fetch_more(index, half, t)
 
             # Nothing is left under way when the block ends.
@@ -286,7 +291,8 @@ def _call(
                 row_scales = [] if scales_ref is None else list(load_row_scales(index))
 
                 def accumulate(*totals):
-                    def multiply(step, halves, has_before=None):
+                    def multiply(t, halves):
+                        step = step_of(index, t)
                         slot = lax.rem(step, slots)
                         plgpu.barrier_wait(full.at[slot])
                         for half in halves:
@@ -295,15 +301,15 @@ def _call(
                         # The slot before is free once all but this step's products are done.
                         plgpu.wgmma_wait(len(halves))
                         # Not by a branch: that would keep products from running side by side.
-                        plgpu.barrier_arrive(empty.at[lax.rem(step + slots - 1, slots)], predicate=has_before)
+                        plgpu.barrier_arrive(empty.at[lax.rem(step + slots - 1, slots)], predicate=t > 0)
 
-                    pl.loop(0, steps)(lambda t: multiply(index * length + t, range(operands), t > 0))
-                    for half in range(operands if more_steps else 0):
-                        pl.loop(0, more_own)(lambda t, half=half: multiply(more_step(index, half, t), [half]))
+                    pl.loop(0, steps)(lambda t: multiply(t, range(operands)))
+                    for half in with_more:
+                        pl.loop(0, more_own)(lambda t, half=half: multiply(with_more_at(half, t), [half]))
                     return [each[...] for each in totals]
 
                 totals = pl.run_scoped(accumulate, *[plgpu.WGMMAAccumulatorRef((MMA_ROWS, batch), summed)] * operands)
-                plgpu.barrier_arrive(empty.at[lax.rem(index * length + length - 1, slots)])
+                plgpu.barrier_arrive(empty.at[lax.rem(step_of(index, length) - 1, slots)])
                 totals = [each.astype(jnp.float32) for each in totals]
                 if scales_ref is not None:
                     columns = plgpu.load(token_scales, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
