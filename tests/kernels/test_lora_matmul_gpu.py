@@ -16,6 +16,7 @@ from hex_llm.kernels.matmul import gpu as matmul_gpu
 from hex_llm.kernels.matmul import reference as matmul_reference
 from hex_llm.kernels.matmul.gpu import Plan
 from hex_llm.kernels.matmul.reference import total
+from hex_llm.layers.mlp import gated_mlp
 from hex_llm.models.adapters import whose
 from tests.kernels.numbers import normal
 from tests.kernels.simulator import simulation
@@ -132,6 +133,17 @@ def test_parts_are_added_and_only_a_token_s_own_is_kept(splits, tokens, parts, s
     want = jnp.where(mask[:, None, :, None], total(sums), 0).astype(BF16)
     assert_close(got, want)
     np.testing.assert_array_equal(got != 0, want != 0)
+
+
+@pytest.mark.usefixtures("simulator")
+def test_layers_are_a_chain_with_adapters_too(monkeypatch):
+    """From tokens to the parts of a sum, with rows in eights."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    x, gate_up = case(3, (64, 64), 128, slots=4, rank=16)
+    _, down = case(3, (64,), 64, slots=4, rank=16)
+    got = gated_mlp(x, gate_up, down)
+    assert got.shape[1:] == (8, 64)
+    assert_close(total(got)[:3].astype(BF16), expected(expected(x, gate_up, "silu"), down))
 
 
 def wanted(tokens: int = 8, rows: tuple[int, ...] = (128,), size: int = 64, slots: int = 4, rank: int = 16) -> Any:

@@ -39,9 +39,4 @@ def gated_matmul(x: Array, weight: Adapted, activation: Activation) -> Array:
 
 def lora_matmul(x: Array, pairs: Pairs, own: Own) -> Array:
     """[T or more, in] -> [T, out] float32: as `reference.lora_matmul`."""
-    if chained(x.shape[0]):
-        from hex_llm.kernels.lora_matmul import gpu
-
-        if gpu.narrows(x, pairs):
-            return xla.widened(gpu.narrowed(x, pairs, own)[: own.tokens], pairs)
     return xla.lora_matmul(x, pairs, own)

@@ -23,17 +23,14 @@ from hex_llm.kernels.matmul.gpu import More, Plan
 from hex_llm.kernels.quant_matmul.weight import Packed
 
 
-def narrows(x: Any, pairs: Pairs) -> bool:
-    """Whether `narrowed` does tokens [M, in] of such a shape and type."""
-    *rows, size = pairs.down.shape
-    stacked = jax.ShapeDtypeStruct((math.prod(rows), size), pairs.down.dtype)
-    return x.dtype == jnp.bfloat16 and gpu.supports(x, stacked) and does_rank(rows[-1])
-
-
 def supports(x: Any, weight: Adapted, *, activation: Activation | None = None) -> bool:
-    """Whether `parts` does."""
-    own, pairs = weight.weight, weight.pairs
-    if isinstance(own, Packed) or not narrows(x, pairs) or not gpu.supports(x, own, activation=activation):
+    """Whether `parts` does tokens [M, in] of such a shape and type. Codes have products that know of no pairs."""
+    whole, pairs = weight.weight, weight.pairs
+    *rows, size = pairs.down.shape
+    first = jax.ShapeDtypeStruct((math.prod(rows), size), pairs.down.dtype)
+    if isinstance(whole, Packed) or x.dtype != jnp.bfloat16 or not does_rank(rows[-1]):
+        return False
+    if not gpu.supports(x, first) or not gpu.supports(x, whole, activation=activation):
         return False
     plan = _plan(x.shape[0], weight, activation)
     tile = plan.rows if activation is None else plan.rows // 2
@@ -41,10 +38,10 @@ def supports(x: Any, weight: Adapted, *, activation: Activation | None = None) -
 
 
 def narrowed(x: Array, pairs: Pairs, own: Own) -> Array:
-    """[M, in] -> [padded(M), parts, slots, rank]: as `xla.narrowed`. Rows past the tokens are zeros."""
+    """[M, in] -> [padded(M), parts, slots, rank]: tokens times the first of their own pairs, and zeros."""
     *rows, size = pairs.down.shape
-    stacked = pairs.down.reshape(-1, size)
-    found = gpu.parts(x, stacked, dtype=jnp.dtype(jnp.float32), plan=first_plan(x.shape[0], pairs))
+    plan = first_plan(x.shape[0], pairs)
+    found = gpu.parts(x, pairs.down.reshape(-1, size), dtype=jnp.dtype(jnp.float32), plan=plan)
     return keep_own(found.reshape(*found.shape[:2], *rows), own.slot, x.dtype)
 
 

@@ -13,19 +13,12 @@ from hex_llm.kernels.lora_matmul.weight import Own, Pairs
 
 def lora_matmul(x: Array, pairs: Pairs, own: Own) -> Array:
     """As `reference.lora_matmul`."""
-    return widened(narrowed(x[: own.tokens], pairs, own), pairs)
-
-
-def narrowed(x: Array, pairs: Pairs, own: Own) -> Array:
-    """[T, in] -> [T, parts, slots, rank] in the type of `x`: tokens times the first of their own pairs, and zeros."""
+    x = x[: own.tokens]
+    # [T, parts, slots, rank]
     narrow = jax.lax.dot_general(x, pairs.down, (((1,), (3,)), ((), ())), preferred_element_type=jnp.float32)
     # Not multiplied by 0: what overflows in another's adapter must not become everybody's. (No number of `up` is one
     # that is none, which adapters are looked through for.)
-    return jnp.where(own.mask[:, None, :, None] > 0, narrow, 0.0).astype(x.dtype)
-
-
-def widened(narrow: Array, pairs: Pairs) -> Array:
-    """[T, parts, slots, rank] -> [T, out] float32: those times the second."""
+    narrow = jnp.where(own.mask[:, None, :, None] > 0, narrow, 0.0).astype(x.dtype)
     added = [
         jax.lax.dot_general(narrow[:, part], up, (((1, 2), (1, 2)), ((), ())), preferred_element_type=jnp.float32)
         for part, up in enumerate(pairs.up)
