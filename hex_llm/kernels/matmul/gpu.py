@@ -327,7 +327,7 @@ def _call(
 
     kernel = plgpu.kernel(
         body,
-        kernel_name=f"matmul_{weight.shape[0]}x{size}",
+        kernel_name=f"matmul_{weight.shape[0]}x{size}" + ("" if more is None else f"_and_{more.width}"),
         out_type=jax.ShapeDtypeStruct((plan.splits, batch, out), dtype),
         grid=(blocks,),
         grid_names=("block",),
