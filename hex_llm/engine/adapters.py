@@ -91,7 +91,8 @@ class Adapters:
         return was_asked
 
     def allot(self, queue: Iterable[Request]) -> None:
-        """Loads what has come, given all requests that wait, the oldest first.
+        """Loads one of those that have come, given all requests that wait, the oldest first. One, because the next step
+        comes after it on the device, and whoever decodes waits for that long.
 
         Steps under way may still read a slot that is loaded here. They have read it by then: the device does what it
         is given in the order in which it is given, and all those steps were given to it before. And no step that is
@@ -101,12 +102,14 @@ class Adapters:
         if not self._staged:
             return
         kept: set[str] = set()  # adapters whose slots are not for those that come next
+        may_load = True
         for adapter, source in {each.adapter: each.adapter_source for each in queue if each.adapter}.items():
-            if adapter in self._staged and (slot := self._find_slot(kept)):
+            if adapter in self._staged and (slot := self._find_slot(kept, may_take=may_load)):
                 assert self._loader is not None
                 self._loader.load_adapter(slot, self._staged.pop(adapter))
                 self._slots[adapter] = slot
                 self._num_loads += 1
+                may_load = False
             kept.add(adapter)
             self._ask(adapter, source)  # where it has just lost its slot
 
@@ -140,25 +143,25 @@ class Adapters:
             self._asked.add(adapter)
             self._carrier.fetch(adapter, source)
 
-    def _find_slot(self, kept: set[str]) -> int:
-        """One that may be written to. Else 0, and one that will be is closed, and kept from those that come next.
+    def _find_slot(self, kept: set[str], *, may_take: bool) -> int:
+        """One to be written to now. Else 0, and one that will be is closed, and kept from those that come next.
 
         It is found anew for every step. What is closed gains no requests, and another takes its place only where that
         has fewer: therefore it comes to an end. Were anything else to speak for an adapter, such as who waits for it,
         they might change places for ever.
         """
         if self._free:
-            return self._free.pop()
+            return self._free.pop() if may_take else 0
         victim = min((each for each in self._slots if each not in kept), key=self._running.__getitem__, default="")
         if not victim:
             return 0
-        if self._running[victim]:
-            if len(self._closed) < self._most_closed:
-                self._closed.add(victim)
-                kept.add(victim)
-            return 0
-        self._num_evictions += 1
-        return self._slots.pop(victim)
+        if may_take and not self._running[victim]:
+            self._num_evictions += 1
+            return self._slots.pop(victim)
+        if len(self._closed) < self._most_closed:
+            self._closed.add(victim)
+            kept.add(victim)
+        return 0
 
 
 def _take_one(counts: Counter[str], name: str) -> bool:

@@ -78,10 +78,15 @@ class DeviceRunner:
 
     def load_adapter(self, slot: int, packed: np.ndarray) -> None:
         """Writes what `loader.adapters.pack_adapter` has made to a slot, from 1 on. Steps before it in the device's
-        queue still see what was there."""
+        queue still see what was there.
+
+        The one before it has to be in its slot: the memory plan counts one that is on its way. Where each comes with a
+        step of its own, there is next to nothing to wait for: the steps before that one have been read.
+        """
         assert 1 <= slot <= self._shapes.num_adapters, slot
         program, wanted = self._compiler.get(LoadAdapter()), self._compiler.programs.adapter
         assert packed.shape == wanted.shape, "an adapter for another model, or for other devices"
+        jax.block_until_ready(self._pairs)
         self._pairs = program(self._pairs, jax.device_put(packed, wanted.sharding), np.int32(slot - 1))
 
     @property

@@ -102,6 +102,35 @@ def test_an_adapter_is_loaded_between_the_steps_before_and_those_with_it():
     assert [each.output for each in (base, first, second)] == [alone(each) for each in (base, first, second)]
 
 
+def test_of_several_that_have_come_one_is_loaded_a_step():
+    """Those who decode wait for a load, and the memory plan counts one that is on its way."""
+    engine, runner, carrier = with_adapters(4, max_running=8)
+    base = ask(engine, "", 20)
+    step(engine, count=2)
+    requests = [ask(engine, name) for name in "abcd"]
+    carrier.bring_all()
+    hear(engine, carrier)
+    before = len(runner.order)
+    drain(engine)
+    assert runner.order[before : before + 8] == ["load a", "step", "load b", "step", "load c", "step", "load d", "step"]
+    assert [each.output for each in (base, *requests)] == [alone(each) for each in (base, *requests)]
+
+
+def test_one_whose_turn_to_be_loaded_is_to_come_loses_its_slot_to_nobody_behind_it():
+    engine, runner, carrier = with_adapters(2)
+    run_alone(engine, "x", "y")
+    first, second, behind = ask(engine, "a"), ask(engine, "b"), ask(engine, "y")
+    carrier.bring_all()
+    hear(engine, carrier)
+    engine.step()
+    assert runner.adapters == ["", "a", "y"]
+    assert not is_running(engine, behind)
+    engine.step()
+    assert runner.adapters == ["", "a", "b"]
+    drain(engine)
+    assert [each.output for each in (first, second, behind)] == [alone(each) for each in (first, second, behind)]
+
+
 def test_a_slot_is_rewritten_while_the_last_step_that_reads_it_is_under_way():
     engine, runner, carrier = with_adapters(1)
     first, second = ask(engine, "a", 30), ask(engine, "b")
