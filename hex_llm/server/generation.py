@@ -171,6 +171,7 @@ async def generate(
                         index=index,
                         adapter=prompt.adapter.identity,
                         adapter_source=prompt.adapter.source,
+                        caller=exchange.key_id or "",
                         cache_salt=salt,
                     ),
                     index,

@@ -17,8 +17,8 @@ def with_adapters(num_adapters: int, **changes) -> tuple[Engine, FakeRunner, Fak
     return engine, runner, carrier
 
 
-def ask(engine: Engine, adapter: str, max_tokens: int = 4) -> Request:
-    request = make_request([1, 2, 3], max_tokens, adapter=adapter)
+def ask(engine: Engine, adapter: str, max_tokens: int = 4, caller: str = "") -> Request:
+    request = make_request([1, 2, 3], max_tokens, adapter=adapter, caller=caller)
     engine.add(request)
     return request
 
@@ -280,6 +280,37 @@ def test_where_it_comes_later_the_adapter_of_one_ahead_takes_the_slot_of_one_beh
     assert carrier.asked == ["b"]  # again
     drain(engine)
     assert [each.output for each in (base, first, second)] == [alone(each) for each in (base, first, second)]
+
+
+def test_a_caller_that_has_more_than_half_of_the_slots_takes_none_of_others():
+    engine, runner, _ = with_adapters(4)
+    for adapter, caller in (("b1", "b"), ("c1", "c"), ("a1", "a"), ("a2", "a")):
+        ask(engine, adapter, caller=caller)
+        drain(engine)
+    flood = [ask(engine, f"a{number}", caller="a") for number in range(3, 30)]
+    while not all(request.finish_reason for request in flood):
+        late = ask(engine, "c1", max_tokens=1, caller="c")
+        step(engine, count=2)
+        assert late.finish_reason is not None, "it waits for its adapter, or for others"
+    assert set(runner.adapters) == {"", "c1", "a27", "a28", "a29"}  # b1 went where the caller had half of the slots
+    assert all(request.output == alone(request) for request in flood)
+    ask(engine, "b1", caller="b")
+    drain(engine)
+    assert set(runner.adapters) == {"", "c1", "b1", "a28", "a29"}
+
+
+def test_a_caller_closes_no_more_of_others_than_it_may_take():
+    engine, _, _ = with_adapters(4, max_running=16)
+    for adapter, caller in (("b1", "b"), ("b2", "b"), ("a1", "a"), ("a2", "a")):
+        ask(engine, adapter, 30, caller=caller)
+    step(engine, count=6)
+    flood = [ask(engine, f"a{number}", caller="a") for number in range(3, 9)]
+    step(engine)
+    late = {adapter: ask(engine, adapter, caller="b") for adapter in ("b1", "b2")}
+    step(engine, count=2)
+    assert [name for name, request in late.items() if is_running(engine, request)] == ["b2"]
+    drain(engine)
+    assert all(request.output == alone(request) for request in (*flood, *late.values()))
 
 
 def test_an_adapter_that_nobody_waits_for_any_more_is_cancelled():
