@@ -308,8 +308,8 @@ def plan_memory(
         state=_bytes((one_page.slots, one_page.history)),
         temporaries=0,
         block=_bytes(one_page.kv),
-        # At most: parts that are on their way out, and those copied before anybody asks. Fewer come in at a time.
         adapters=_bytes((pairs, one_page.adapter)) if pairs is not None else 0,
+        # At most: parts that are on their way out, and those copied before anybody asks. Fewer come in at a time.
         staging=2 * PARTS_IN_FLIGHT * max(_bytes(one_page.staged(n)) for n in (0, *one_page.staging.counts)),
     )
     compiler = measured = compiler_for(fill(needs))

@@ -97,10 +97,13 @@ class DeviceRunner:
         self._write_adapter(slot, np.frombuffer(data, wanted.dtype).reshape(-1, wanted.shape[1]))
 
     def _write_adapter(self, slot: int, rows: np.ndarray) -> None:
+        """The one before it has to be in its slot: the memory plan counts one that is on its way. Where each comes with
+        a step of its own, there is next to nothing to wait for: the steps before that one have been read."""
         assert 1 <= slot <= self._shapes.num_adapters, slot
         program, programs = self._compiler.get(LoadAdapter()), self._compiler.programs
         own = (len(programs.mesh.local_devices), programs.adapter.shape[1])
         assert rows.shape == own, "an adapter for another model, or for other devices"
+        jax.block_until_ready(self._pairs)
         self._pairs = program(self._pairs, put_rows(rows, programs.adapter, programs.mesh), np.int32(slot - 1))
 
     @property

@@ -5,6 +5,8 @@ import queue
 import shutil
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -135,6 +137,28 @@ def test_steps_without_adapters_run_the_programs_without(engines):
         assert not any(getattr(program, "adapted", False) for program in ran)
     finally:
         runner._compiler.get = get
+
+
+def test_an_adapter_is_sent_to_the_device_when_the_one_before_is_in_its_place(engines, monkeypatch):
+    """As the memory plan has it, however slow the device is."""
+    runner, sent = engines.engine._runner, []
+
+    def in_place() -> bool:
+        return all(array.is_ready() for array in jax.tree.leaves(runner._pairs))
+
+    @jax.jit
+    def slowly(array: jax.Array) -> jax.Array:
+        one = jnp.eye(512, dtype=array.dtype)
+        late = jax.lax.fori_loop(0, 50, lambda _, each: each @ one, one)
+        return array * late[0, 0]
+
+    put = jax.device_put
+    monkeypatch.setattr(jax, "device_put", lambda *given: sent.append(in_place()) or put(*given))
+    runner._pairs = jax.tree.map(slowly, runner._pairs)
+    assert not in_place()
+    nothing = runner._compiler.programs.adapter
+    runner.load_adapter(1, np.zeros(nothing.shape, nothing.dtype))
+    assert sent == [True]
 
 
 def test_an_adapter_that_is_gone_costs_its_own_requests_only(folder, sources, alone, tmp_path):
