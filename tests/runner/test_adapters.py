@@ -1,8 +1,10 @@
 """Adapters in a real engine: requests of many share steps with each other and with the model alone, and each is
 answered as by a model with the adapter merged into its weights."""
 
+import itertools
 import queue
 import shutil
+import time
 from pathlib import Path
 
 import jax
@@ -18,7 +20,9 @@ from hex_llm.engine.carrier import AdapterLost, FromCarrier
 from hex_llm.engine.sampling import SamplingParams
 from hex_llm.errors import AdapterNotAllowed, RequestError
 from hex_llm.llm import LLM
+from hex_llm.lora.adapter import open_adapter
 from hex_llm.lora.open_store import open_store
+from hex_llm.runner import adapter_carrier
 from tests.checkpoints import write_llama
 from tests.lora.adapters import peft_config, random_pairs, tensors_of, write_adapter
 from tests.runner.engines import SMALL, make_engine, run, tokens
@@ -173,6 +177,39 @@ def test_an_adapter_that_is_gone_costs_its_own_requests_only(folder, sources, al
     (lost,) = engines.lost
     assert (lost.identity, lost.status) == (identity, 503)
     assert "another adapter" in lost.message
+
+
+def test_answers_under_way_go_on_while_adapters_are_read(folder, sources, alone, monkeypatch):
+    """Each takes two seconds here; no two tokens of others are as much as half of that apart."""
+    engines = Engines(folder, sources, dtype="float32")
+    engine, limits = engines.engine, engines.engine.limits
+
+    def load_beside_another(*adapters: str) -> list[float]:
+        """When that one's tokens came, of one answer after the other."""
+        named = [
+            new_request(each, PROMPTS[0], GREEDY, limits, adapter=engines.store.identify(each), adapter_source=each)
+            for each in adapters
+        ]
+        times = []
+        while not all(request.finish_reason for request in named):
+            base = new_request("base", PROMPTS[1], GREEDY, limits)
+            engine.add(base)
+            while base.finish_reason is None:
+                times += [time.monotonic() for output in engine.step() if output.request_id == base.id]
+                while not engines.inbox.empty():
+                    engine.hear(engines.inbox.get())
+                if len(times) == 2:
+                    for request in named:
+                        engine.add(request)
+        assert [request.output for request in named] == [alone[request.adapter_source][0] for request in named]
+        return times
+
+    first, second, third, *_ = sources.values()
+    load_beside_another(first)  # by which all is compiled
+    monkeypatch.setattr(adapter_carrier, "open_adapter", lambda *given: time.sleep(2) or open_adapter(*given))
+    times = load_beside_another(second, third)
+    assert times[-1] - times[0] > 2
+    assert max(after - before for before, after in itertools.pairwise(times)) < 1
 
 
 @pytest.mark.parametrize("flags", [{"kv_cache_dtype": "int8"}, {"async_scheduling": False}, {"quantization": "int8"}])
