@@ -58,14 +58,12 @@ class Row:
 
     @property
     def name(self) -> str:
-        changes = "".join(f"+{name}" for name, _ in self.more)
-        return f"{self.model.rpartition('/')[2]}@{self.topology}{changes}"
+        return f"{self.model.rpartition('/')[2]}@{self.topology}"
 
 
 ROWS = (
     Row("meta-llama/Llama-3.1-8B-Instruct", "v5e:2x2"),
     Row("meta-llama/Llama-3.1-8B-Instruct", "v6e:1x1"),
-    Row("meta-llama/Llama-3.1-8B-Instruct", "v5e:2x2", (("enable_lora", True),)),
     Row("meta-llama/Llama-3.1-70B-Instruct", "v5e:4x4"),
     Row("meta-llama/Llama-3.3-70B-Instruct", "v6e:2x4"),
     Row("google/gemma-2-27b-it", "v5e:2x4"),

@@ -23,6 +23,7 @@ from hex_llm.llm import LLM
 from hex_llm.lora.adapter import open_adapter
 from hex_llm.lora.open_store import open_store
 from hex_llm.runner import adapter_carrier
+from hex_llm.runner.packed_adapter import PackedAdapter
 from tests.checkpoints import write_llama
 from tests.lora.adapters import peft_config, random_pairs, tensors_of, write_adapter
 from tests.runner.engines import SMALL, make_engine, run, tokens
@@ -161,7 +162,7 @@ def test_an_adapter_is_sent_to_the_device_when_the_one_before_is_in_its_place(en
     runner._pairs = jax.tree.map(slowly, runner._pairs)
     assert not in_place()
     nothing = runner._compiler.programs.adapter
-    runner.load_adapter(1, np.zeros(nothing.shape, nothing.dtype))
+    runner.load_adapter(1, PackedAdapter(np.zeros(nothing.shape, nothing.dtype)))
     assert sent == [True]
 
 
