@@ -1,8 +1,9 @@
 """Small batches on Hopper: each layer is a chain of our kernels, every one of which begins before the one in front of
 it has ended. What a kernel of it does not do goes the plain way.
 
-Before the one in front has ended, a kernel reads what none in front of it can still be writing: weights, what a step is
-about (page table, plan, angles), which is computed before the first layer, and the pages, but for this step's tokens.
+Before the one in front has ended, a kernel reads what none in front of it can still be writing: weights, the pairs of
+adapters, which other programs write, what a step is about (page table, plan, angles, whose adapter a token has), which
+is computed before the first layer, and the pages, but for this step's tokens.
 That is safe because no kernel, of XLA's neither, ends before the one in front of it has, and because a product lets the
 next kernel begin only after it has waited itself: all that came before the product has then ended.
 """

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from hex_llm.kernels.lora_matmul.api import lora_matmul
+from hex_llm.kernels.lora_matmul import api as lora_api
 from hex_llm.kernels.lora_matmul.weight import Adapted
 from hex_llm.kernels.matmul import api
 from hex_llm.kernels.matmul.reference import total
@@ -18,8 +18,10 @@ from hex_llm.parallel.backend import backend
 from hex_llm.parallel.manual import is_split, join_over_devices, sum_over_devices
 
 
-def kernels_of(weight: Matrix) -> ModuleType:
+def kernels_of(weight: Matrix | Adapted) -> ModuleType:
     """Those of a chain (`takes`, `parts`, `gated_matmul`) that do such weights."""
+    if isinstance(weight, Adapted):
+        return lora_api
     return quant_api if isinstance(weight, Packed) else api
 
 
@@ -34,15 +36,17 @@ def linear_parts(x: Tokens, weight: Matrix | Adapted) -> Array:
 
     Rows past R mean nothing. A bias is left to what comes next, too.
     """
+    kernels = kernels_of(weight)
+    if kernels.takes(x, weight):
+        return kernels.parts(x, weight)
     if isinstance(weight, Adapted):
         return _with_adapters(linear_parts(x, weight.weight), x, weight)
-    kernels = kernels_of(weight)
-    return kernels.parts(x, weight) if kernels.takes(x, weight) else linear(x, weight)[None]
+    return linear(x, weight)[None]
 
 
 def linear_share(x: Tokens, weight: Matrix | Adapted) -> Array:
     """As `linear_parts`, where devices may each hold a share of `in`: a device's part of the sum."""
-    if isinstance(weight, Adapted):
+    if is_split() and isinstance(weight, Adapted):
         # Of the first of a pair a device has the columns that it has of the weight, so that this is a part of it, too.
         return _with_adapters(linear_share(x, weight.weight), x, weight)
     if is_split() and isinstance(weight, Packed) and weight.order is not None:
@@ -72,7 +76,7 @@ def summed(parts: Array, dtype: Any) -> Array:
 def linear(x: Tokens, weight: Matrix | Adapted, bias: Array | None = None) -> Array:
     """[R, in] x [out, in] -> [R, out] in the type of `x`, to which the sum, made in float32, is rounded."""
     if isinstance(weight, Adapted):
-        [out] = linear_parts(x, weight)
+        out = total(linear_parts(x, weight))[: x.shape[0]]
         return (out if bias is None else out + bias.astype(jnp.float32)[None, :]).astype(x.dtype)
     if backend() == "cpu" or (isinstance(weight, Packed) and bias is not None):
         return linear_float32(x, weight, bias).astype(x.dtype)
@@ -99,7 +103,7 @@ def linear_float32(x: Tokens, weight: Matrix, bias: Array | None = None) -> Arra
 def _with_adapters(parts: Array, x: Tokens, weight: Adapted) -> Array:
     """[n, R or more, out] -> [1, R, out] float32, of rows that are tokens."""
     assert not isinstance(x, Rows), "adapters multiply tokens as they are"
-    added = lora_matmul(x, weight.pairs, weight.own)
+    added = lora_api.lora_matmul(x, weight.pairs, weight.own)
     return (total(parts)[: added.shape[0]].astype(jnp.float32) + added)[None]
 
 

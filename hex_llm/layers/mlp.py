@@ -26,8 +26,7 @@ def gated_hidden(
     x: Tokens, gate_up: Matrix | Adapted, gate_up_bias: Array | None = None, *, activation: Activation
 ) -> Array:
     """[T, D] -> [T or more, F]: what `down` multiplies."""
-    # What adapters add comes before the gate.
-    if gate_up_bias is None and not isinstance(gate_up, Adapted):
+    if gate_up_bias is None:
         kernels = kernels_of(gate_up)
         if kernels.takes(x, gate_up, activation=activation):
             return kernels.gated_matmul(x, gate_up, activation)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hex_llm.kernels.lora_matmul.weight import Adapted, Pairs
+from hex_llm.kernels.lora_matmul.weight import Adapted, Own, Pairs
 from hex_llm.kernels.quant_matmul.weight import Packed
 from hex_llm.models.arch import Arch
 from hex_llm.models.few_bits import module_of
@@ -117,12 +117,12 @@ def write_slot(pairs: Any, packed: Array, slot: Array) -> Any:
     return jax.tree.unflatten(tree, written)
 
 
-def whose(slots: Array, num_slots: int) -> Array:
-    """[T, slots] of 0 and 1, of the slots [T] whose adapters tokens have: 1 is the first of them, 0 is none."""
-    return (slots[:, None] == jnp.arange(1, num_slots + 1, dtype=slots.dtype)[None, :]).astype(jnp.int8)
+def whose(slots: Array, num_slots: int) -> Own:
+    """Of the slots [T] int32 whose adapters tokens have: 1 is the first of them, 0 is none."""
+    return Own(slots, (slots[:, None] == jnp.arange(1, num_slots + 1, dtype=slots.dtype)[None, :]).astype(jnp.int8))
 
 
-def adapted(model: Any, pairs: Any, own: Array) -> Any:
+def adapted(model: Any, pairs: Any, own: Own) -> Any:
     """The model, with what adapters add to its weights."""
 
     def one(weight: Any, pair: Pairs | None) -> Any:

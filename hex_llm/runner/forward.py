@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -33,6 +34,8 @@ def forward(
     batch, owner, last = _batch(fields, slots, layout)
     if pairs is not None:
         own = fields["rows"][: layout.bucket.seqs, COLUMNS.index("adapter")][owner]
+        # There before the first layer begins, as the batch is: `kernels.chain` says why.
+        own, batch = jax.lax.optimization_barrier((own, batch))
         params = adapted(params, pairs, whose(own, layout.shapes.num_adapters))
     hidden, kv = decoder.forward(params, arch, kv, batch)
     last = jnp.pad(last, (0, layout.bucket.rows - layout.bucket.seqs))

@@ -7,9 +7,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from hex_llm.kernels.lora_matmul.gpu_own import keep_own
 from hex_llm.kernels.matmul import add_norm_gpu
 from hex_llm.kernels.matmul import gpu as matmul_gpu
-from hex_llm.kernels.matmul.gpu import Plan
+from hex_llm.kernels.matmul.gpu import More, Plan
 from hex_llm.kernels.paged_attention.gpu_decode import DEFAULT, decode, plan_decode
 from hex_llm.kernels.paged_attention.gpu_decode_merge import merge
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import sizes_of
@@ -31,6 +32,16 @@ def full(value, *shape, dtype=BF16):
 
 def product():
     matmul_gpu.matmul(full(FRESH, 8, 256), full(OLD, 128, 256), plan=Plan(rows=64, depth=64, slots=2, blocks=2))
+
+
+def product_with_more_columns():
+    more = More(full(FRESH, 8, 256), (full(OLD, 64, 128),) * 2)
+    plan = Plan(rows=64, depth=64, slots=2, blocks=2)
+    matmul_gpu.parts(full(FRESH, 8, 128), full(OLD, 128, 128), plan=plan, more=more)
+
+
+def own_of_adapters():
+    keep_own(full(FRESH, 2, 8, 2, 4, 16, dtype=jnp.float32), full(OLD, 8, dtype=jnp.int32), jnp.dtype(BF16))
 
 
 def add_norm():
@@ -91,6 +102,8 @@ def merging():
     "run",
     [
         product,
+        product_with_more_columns,
+        own_of_adapters,
         add_norm,
         lambda: eight_bits_product("fp8"),
         lambda: eight_bits_product("w8a8"),
@@ -103,6 +116,8 @@ def merging():
     ],
     ids=[
         "product",
+        "product with more columns",
+        "own of adapters",
         "add_norm",
         "fp8 product",
         "w8a8 product",

@@ -7,6 +7,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh
 
+from hex_llm.kernels.lora_matmul import gpu as lora_gpu
+from hex_llm.kernels.lora_matmul.gpu_own import does_rank, keep_own
+from hex_llm.kernels.lora_matmul.weight import Adapted, Own, Pairs
 from hex_llm.kernels.matmul.add_norm_gpu import add_norm
 from hex_llm.kernels.paged_attention.gpu_decode import decode, plan_decode, tuning_for
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import HEAD_DIMS
@@ -126,3 +129,30 @@ def test_products_with_codes_are_lowered_however_they_are_cut(plan, activation):
         lambda x, weight: gpu.parts(x, weight, plan=plan, activation=activation), array(64, 1024, dtype=BF16), weight
     )
     assert "mosaic_gpu" in text
+
+
+@pytest.mark.parametrize("tokens", [1, 40, 128])
+@pytest.mark.parametrize(("slots", "rank"), [(16, 16), (4, 16), (3, 64)])
+@pytest.mark.parametrize(
+    ("rows", "size", "activation"),
+    [((4096, 1024, 1024), 4096, None), ((4096,), 8192, None), ((8192, 8192), 4096, "silu"), ((16384,), 4096, "gelu")],
+)
+def test_products_with_adapters_are_lowered(tokens, slots, rank, rows, size, activation):
+    pairs = Pairs(
+        array(len(rows), slots, rank, size, dtype=BF16), tuple(array(each, slots, rank, dtype=BF16) for each in rows)
+    )
+    own = Own(array(tokens), array(tokens, slots, dtype=INT8))
+    weight = Adapted(array(sum(rows), size, dtype=BF16), pairs, own)
+    x = array(tokens, size, dtype=BF16)
+    assert lora_gpu.supports(x, weight, activation=activation)
+    text = lowered(lambda x, weight: lora_gpu.parts(x, weight, activation=activation), x, weight)
+    assert text.count("@mosaic_gpu_v2") == 3  # with the first of pairs, what is a token's own, and with the weight
+
+
+@pytest.mark.parametrize(("slots", "rank"), [(32, 2), (2, 96), (16, 12), (1, 512)])
+def test_keeping_what_is_a_token_s_own_is_lowered(slots, rank):
+    def keep(sums, slot):
+        return keep_own(sums, slot, jnp.dtype(BF16))
+
+    assert does_rank(rank)
+    assert "mosaic_gpu" in lowered(keep, array(3, 8, 2, slots, rank, dtype=jnp.float32), array(5))

@@ -148,7 +148,7 @@ def test_shapes_and_types_that_the_kernel_does_not_do_go_the_plain_way(monkeypat
 @pytest.mark.parametrize(("head_dim", "pages_dtype"), [(128, FP8), (64, FP8), (128, INT8), (256, FP8)])
 def test_queries_of_decodes_meet_keys_in_8_bits_in_their_order(monkeypatch, head_dim, pages_dtype):
     # What the names of lanes mean is `test_key_order`'s; here the numbers are moved.
-    monkeypatch.setattr(gpu_key_order, "layout", lambda rows, columns, **_: gpu._warp_per_row(rows, columns))
+    monkeypatch.setattr(gpu_key_order, "layout", lambda rows, columns, **_: gpu.warp_per_row(rows, columns))
     monkeypatch.setattr(gpu_key_order, "renamed", lambda values, *_: in_key_order(values))
     qkv, tables, pages, batch = inputs(3, heads=8, kv_heads=4, head_dim=head_dim, parts=2, pages_dtype=pages_dtype)
     given = options(qkv, head_dim, norms=True)

@@ -16,12 +16,24 @@ class Pairs:
 
 
 @pytree
+class Own:
+    """Whose pairs are a token's: none, for one of the model alone."""
+
+    slot: Array  # [T] int32: 1 is the first, 0 is none. Kernels read it before the one in front of them has ended
+    mask: Array  # [T, slots] of 0 and 1
+
+    @property
+    def tokens(self) -> int:
+        return self.slot.shape[0]
+
+
+@pytree
 class Adapted:
     """A weight, and what each token adds to it."""
 
     weight: Matrix  # [out, in]
     pairs: Pairs
-    own: Array  # [T, slots] of 0 and 1: whose pairs are a token's; none, for one of the model alone
+    own: Own
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -11,6 +11,9 @@ order by whatever comes next. What one token gets depends on no other token.
 Operands are bfloat16, or both float8_e4m3fn or int8: then the tokens and the rows of the weight may have scales, by
 which a sum is multiplied. The sum of int8 is one of int32, which is exact, and becomes float32 then. A slot of the ring
 has as many bytes in every type.
+
+A weight may have more columns, which are kept elsewhere and multiply other numbers of the tokens: their tiles go
+through the ring behind its own, into the same sums.
 """
 
 import functools
@@ -32,7 +35,7 @@ from hex_llm.pytree import pytree
 
 TYPES = (jnp.bfloat16, jnp.float8_e4m3fn, jnp.int8)
 LINE_BYTES = 128  # of a row of an operand, which are swizzled together
-MAX_SPLITS = 8
+MAX_SPLITS = 8  # so that what comes next has few parts to add, of which each is as wide as a layer
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,9 @@ class Plan:
     blocks: int | None = None  # at a time; one for each SM if not given
 
 
-def supports(x: Array | jax.ShapeDtypeStruct, weight: Array, *, activation: Activation | None = None) -> bool:
+def supports(
+    x: Array | jax.ShapeDtypeStruct, weight: Array | jax.ShapeDtypeStruct, *, activation: Activation | None = None
+) -> bool:
     """Whether there is a plan for [M, in] x [out, in]."""
     (tokens, size), out = x.shape, weight.shape[0]
     unit = MMA_ROWS if activation is None else 2 * MMA_ROWS
@@ -60,7 +65,15 @@ def line(dtype: Any) -> int:
     return LINE_BYTES // jnp.dtype(dtype).itemsize
 
 
-def plan_for(tokens: int, out: int, size: int, *, gated: bool = False, dtype: Any = jnp.bfloat16) -> Plan:
+def plan_for(
+    tokens: int,
+    out: int,
+    size: int,
+    *,
+    gated: bool = False,
+    dtype: Any = jnp.bfloat16,
+    max_splits: int = MAX_SPLITS,
+) -> Plan:
     """The plan of a shape and type that `supports` accepts."""
     unit = 2 * MMA_ROWS if gated else MMA_ROWS
     # A block reads all of `x` for each of its tiles: tall ones keep that well below what it reads of the weight. But
@@ -69,7 +82,7 @@ def plan_for(tokens: int, out: int, size: int, *, gated: bool = False, dtype: An
     if out // wanted < num_sms():
         wanted = unit
     rows = next(rows for rows in (256, 128, 64) if rows <= wanted and out % rows == 0)
-    most = 1 if gated else max(1, min(MAX_SPLITS, num_sms() // (out // rows)))
+    most = 1 if gated else max(1, min(max_splits, num_sms() // (out // rows)))
     # Deep slots are the faster ones, but with many tokens they are too few for a long piece of work.
     deep = size % (2 * line(dtype)) == 0 and rows + tokens <= 192 and (tokens <= 64 or most > 1)
     depth = 2 * line(dtype) if deep else line(dtype)
@@ -95,6 +108,18 @@ class Scales:
     rows: Array  # [out]
 
 
+@pytree
+class More:
+    """More columns of a weight. Its rows are runs, whose columns each multiply other numbers of the tokens."""
+
+    x: Array  # [padded(M), runs * width]
+    weights: tuple[Array, ...]  # of each run [rows, width]
+
+    @property
+    def width(self) -> int:
+        return self.weights[0].shape[1]
+
+
 @functools.partial(jax.jit, static_argnames=("dtype", "plan", "activation"))
 def parts(
     x: Array,
@@ -104,12 +129,13 @@ def parts(
     plan: Plan | None = None,
     activation: Activation | None = None,
     scales: Scales | None = None,
+    more: More | None = None,
 ) -> Array:
     """[M, in] x [out, in] -> [splits, padded(M), out], to be added: in float32, or in `dtype` where there is only one.
 
     The weight must be there when the program starts, and no result of it: it is read before the kernel in front ends;
-    so are the scales of its rows. With an activation, the weight is [2F, in], the result [1, padded(M), F]: see
-    `reference.gated_matmul`.
+    so are the scales of its rows, and the weights of `more`, of which no tile of a plan has rows of two runs. With an
+    activation, the weight is [2F, in], the result [1, padded(M), F]: see `reference.gated_matmul`.
     """
     tokens, size = x.shape
     if plan is None:
@@ -120,7 +146,7 @@ def parts(
         if scales is not None:
             scales = Scales(jnp.pad(scales.tokens, (0, batch - tokens)), scales.rows)
     dtype = jnp.dtype(jnp.float32 if plan.splits > 1 else dtype or x.dtype)
-    return _call(x, weight, dtype, plan, activation, scales)
+    return _call(x, weight, dtype, plan, activation, scales, more)
 
 
 def matmul(x: Array, weight: Array, *, dtype: jnp.dtype | None = None, plan: Plan | None = None) -> Array:
@@ -134,7 +160,13 @@ def gated_matmul(x: Array, weight: Array, activation: Activation, *, plan: Plan 
 
 
 def _call(
-    x: Array, weight: Array, dtype: jnp.dtype, plan: Plan, activation: Activation | None, scales: Scales | None
+    x: Array,
+    weight: Array,
+    dtype: jnp.dtype,
+    plan: Plan,
+    activation: Activation | None,
+    scales: Scales | None,
+    more: More | None,
 ) -> Array:
     batch, size = x.shape
     operands = 1 if activation is None else 2  # of the weight, for each warpgroup
@@ -145,13 +177,17 @@ def _call(
     steps = size // plan.depth // plan.splits
     assert activation is None or plan.splits == 1, f"{plan} gates parts of sums"
     blocks = min(plan.blocks or num_sms(), tiles * plan.splits)
-    slots = min(ring_slots(batch, plan, x.dtype), steps * -(-tiles * plan.splits // blocks))
+    more_steps = 0 if more is None else more.width // plan.depth
+    with_more = range(operands if more_steps else 0)
+    assert more is None or plan.splits == 1 or tiles * plan.splits == blocks, f"{plan} has splits of several lengths"
+    most_steps = (steps + operands * more_steps) * -(-tiles * plan.splits // blocks)
+    slots = min(ring_slots(batch, plan, x.dtype), most_steps)
     prefetched = min(slots, steps)
     summed = jnp.int32 if x.dtype == jnp.int8 else jnp.float32
     tile = (8, line(x.dtype))
     swizzled = plgpu.TilingTransform(tile), plgpu.SwizzleTransform(LINE_BYTES)  # pyright: ignore[reportAbstractUsage]
 
-    def body(x_ref, w_ref, scales_ref, o_ref, x_ring, w_ring, token_scales, full, empty, scaled):
+    def body(x_ref, w_ref, scales_ref, more_ref, o_ref, x_ring, w_ring, token_scales, full, empty, scaled):
         block, worker = lax.axis_index("block"), lax.axis_index("worker")
         pieces = lax.div(tiles * plan.splits - block + blocks - 1, blocks)
 
@@ -160,12 +196,21 @@ def _call(
             piece = block + index * blocks
             return lax.rem(piece, tiles) * tile_rows, lax.div(piece, tiles)
 
+        # Which steps with more columns a piece has, and how many in all: where `in` is split, blocks have one piece.
+        more_first, more_own = _share(more_steps, plan.splits, lax.div(block, tiles))
+        length = steps + operands * more_own
+
+        def step_of(index, t):
+            return index * length + t
+
+        def with_more_at(half, t):
+            return steps + half * more_own + t
+
         @pl.when(worker == workers)
         def _memory():
             def fetch(index, t, with_weight=True, with_x=True):
                 first, split = place(index)
-                step = index * steps + t
-                slot = lax.rem(step, slots)
+                slot = lax.rem(step_of(index, t), slots)
                 columns = pl.ds((split * steps + t) * plan.depth, plan.depth)
                 if with_weight:
                     for half in range(operands):
@@ -174,6 +219,31 @@ def _call(
                         plgpu.copy_gmem_to_smem(source, target, full.at[slot])
                 if with_x:
                     plgpu.copy_gmem_to_smem(x_ref.at[:, columns], x_ring.at[slot], full.at[slot])
+
+            def fetch_more(index, half, t):
+                first, _ = place(index)
+                slot = lax.rem(step_of(index, with_more_at(half, t)), slots)
+                column = (more_first + t) * plan.depth
+
+                def fetch_run(run, ref, row):
+                    # In as many copies as there are of the weight, which is what the barrier counts.
+                    rows = tile_rows // operands
+                    for i in range(operands):
+                        source = ref.at[pl.ds(row + i * rows, rows), pl.ds(column, plan.depth)]
+                        target = w_ring.at[slot, pl.ds(half * tile_rows + i * rows, rows)]
+                        plgpu.copy_gmem_to_smem(source, target, full.at[slot])
+                    source = more_ref.x.at[:, pl.ds(run * more_ref.width + column, plan.depth)]
+                    plgpu.copy_gmem_to_smem(source, x_ring.at[slot], full.at[slot])
+
+                row = first + half * out
+                for run, ref in enumerate(more_ref.weights):
+                    is_here = (row >= 0) & (row < ref.shape[0])
+                    pl.when(is_here)(functools.partial(fetch_run, run, ref, row))
+                    row = row - ref.shape[0]
+
+            def wait_for_slot(index, t):
+                step = step_of(index, t)
+                pl.when(step >= slots)(lambda: plgpu.barrier_wait(empty.at[lax.rem(step, slots)]))
 
             # The weight is there already; `x` is there when the kernel in front has ended.
             pl.loop(0, prefetched)(lambda t: fetch(0, t, with_x=False))
@@ -187,12 +257,18 @@ def _call(
             def _(index):
                 @pl.loop(lax.select(index == 0, prefetched, 0), steps)
                 def _(t):
-                    step = index * steps + t
-                    pl.when(step >= slots)(lambda: plgpu.barrier_wait(empty.at[lax.rem(step, slots)]))
+                    wait_for_slot(index, t)
                     fetch(index, t)
 
+                for half in with_more:
+
+                    @pl.loop(0, more_own)
+                    def _(t, half=half):
+                        wait_for_slot(index, with_more_at(half, t))
+                        fetch_more(index, half, t)
+
             # Nothing is left under way when the block ends.
-            @pl.loop(jnp.maximum(pieces * steps - slots, 0), pieces * steps)
+            @pl.loop(jnp.maximum(pieces * length - slots, 0), pieces * length)
             def _(step):
                 plgpu.barrier_wait(empty.at[lax.rem(step, slots)])
 
@@ -215,23 +291,25 @@ def _call(
                 row_scales = [] if scales_ref is None else list(load_row_scales(index))
 
                 def accumulate(*totals):
-                    @pl.loop(0, steps)
-                    def _(t):
-                        step = index * steps + t
+                    def multiply(t, halves):
+                        step = step_of(index, t)
                         slot = lax.rem(step, slots)
                         plgpu.barrier_wait(full.at[slot])
-                        for half, accumulator in enumerate(totals):
+                        for half in halves:
                             right = x_ring.at[slot].transpose((1, 0))
-                            plgpu.wgmma(accumulator, w_ring.at[slot, rows_of(half)], right)
+                            plgpu.wgmma(totals[half], w_ring.at[slot, rows_of(half)], right)
                         # The slot before is free once all but this step's products are done.
-                        plgpu.wgmma_wait(operands)
+                        plgpu.wgmma_wait(len(halves))
                         # Not by a branch: that would keep products from running side by side.
                         plgpu.barrier_arrive(empty.at[lax.rem(step + slots - 1, slots)], predicate=t > 0)
 
+                    pl.loop(0, steps)(lambda t: multiply(t, range(operands)))
+                    for half in with_more:
+                        pl.loop(0, more_own)(lambda t, half=half: multiply(with_more_at(half, t), [half]))
                     return [each[...] for each in totals]
 
                 totals = pl.run_scoped(accumulate, *[plgpu.WGMMAAccumulatorRef((MMA_ROWS, batch), summed)] * operands)
-                plgpu.barrier_arrive(empty.at[lax.rem(index * steps + steps - 1, slots)])
+                plgpu.barrier_arrive(empty.at[lax.rem(step_of(index, length) - 1, slots)])
                 totals = [each.astype(jnp.float32) for each in totals]
                 if scales_ref is not None:
                     columns = plgpu.load(token_scales, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
@@ -249,7 +327,7 @@ def _call(
 
     kernel = plgpu.kernel(
         body,
-        kernel_name=f"matmul_{weight.shape[0]}x{size}",
+        kernel_name=f"matmul_{weight.shape[0]}x{size}" + ("" if more is None else f"_and_{more.width}"),
         out_type=jax.ShapeDtypeStruct((plan.splits, batch, out), dtype),
         grid=(blocks,),
         grid_names=("block",),
@@ -265,4 +343,12 @@ def _call(
         ],
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )
-    return kernel(x, weight, scales)
+    return kernel(x, weight, scales, more)
+
+
+def _share(steps: int, splits: int, split: Array) -> tuple[Array | int, Array | int]:
+    """(the first, how many) of steps that splits share as evenly as they can."""
+    if splits == 1 or not steps:
+        return 0, steps
+    first = lax.div(split * steps, splits)
+    return first, lax.div((split + 1) * steps, splits) - first

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
-from jax.experimental.mosaic.gpu import fragmented_array
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from hex_llm.kernels.gpu_warps import LANES, WARPS, copies, warp_per_row
 from hex_llm.kernels.paged_attention import gpu_key_order
 from hex_llm.kernels.paged_attention.gpu_decode import takes_key_order
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import multiplied_dtype
@@ -22,9 +22,6 @@ from hex_llm.kernels.paged_attention.gpu_key_order import KeyOrdered
 from hex_llm.kernels.paged_attention.pages import INT8_LARGEST, SCALE, Pages, Scaled, rounded, whole_numbers
 from hex_llm.kernels.rms import Rms
 
-WARPS = 4
-LANES = 32
-VECTORS = (4, 2, 1)  # elements that a lane loads at a time
 PAGES = (jnp.bfloat16, jnp.float8_e4m3fn, jnp.int8)  # the types that it writes
 
 
@@ -62,11 +59,11 @@ def rope_write(
     q_blocks, kv_blocks = num_heads // heads, num_kv_heads // heads
     shape = jax.ShapeDtypeStruct((num_tokens, num_heads, head_dim), dtype)
     in_key_order = decode and takes_key_order(shape, pages)
-    layout = plain_layout = _warp_per_row(heads, half)
+    layout = plain_layout = warp_per_row(heads, half)
     if in_key_order:
-        copies = _copies(WARPS // heads)
+        warps = copies(WARPS // heads)
         layout, plain_layout = (
-            gpu_key_order.layout(heads, half, warps=copies, ordered=ordered) for ordered in (True, False)
+            gpu_key_order.layout(heads, half, warps=warps, ordered=ordered) for ordered in (True, False)
         )
 
     def body(
@@ -181,19 +178,3 @@ def rope_write(
     )
     q = q.reshape(num_tokens, num_heads, head_dim)
     return KeyOrdered(q) if in_key_order else q, jax.tree.map(jax.freeze, written)
-
-
-def _warp_per_row(rows: int, columns: int) -> Any:
-    """The layout of [rows, columns] with a row for each warp; what is too few for all warps or lanes is held twice."""
-    lanes = math.gcd(columns, LANES)
-    vector = next(size for size in VECTORS if columns // lanes % size == 0)
-    return plgpu.Layout.TILED(
-        fragmented_array.Tiling(((rows, lanes * vector), (vector,))),
-        warp_dims=(() if rows == 1 else (-3,)) + _copies(WARPS // rows),
-        lane_dims=(-2, *_copies(LANES // lanes)),
-        vector_dim=-1,
-    )
-
-
-def _copies(times: int) -> tuple[Any, ...]:
-    return () if times == 1 else (fragmented_array.Replicated(times),)
