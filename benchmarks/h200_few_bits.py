@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,7 +154,7 @@ def measure_serving(
         found["log"] = [line[-200:] for line in built]
         found["memory"] = _memory()
         for clients, prompts in runs:
-            found[f"{clients} clients"] = _bench(server, model, clients, prompts, tokens, folder, deadline)
+            found[f"{clients} clients"] = bench_serve(server, model, (clients, prompts), tokens, folder, deadline)
     return found
 
 
@@ -167,16 +167,23 @@ def _memory() -> str:
         return ""
 
 
-def _bench(
-    server: Server, model: Path, clients: int, prompts: int, tokens: tuple[int, int], folder: Path, deadline: float
+def bench_serve(
+    server: Server,
+    model: Path,
+    load: tuple[int, int],
+    tokens: tuple[int, int],
+    folder: Path,
+    deadline: float,
+    more: Sequence[str] = (),
 ) -> Any:
-    path = folder / f"{clients}.json"
+    """What `hex-llm bench serve` finds of so many clients and prompts, of so many tokens in and out."""
+    (clients, prompts), path = load, folder / "bench.json"
     command = [
         sys.executable, "-m", "hex_llm.cli", "bench", "serve", f"--base_url={server.url}", f"--tokenizer={model}",
         "--dataset_name=random", f"--random_input_len={tokens[0]}", f"--random_output_len={tokens[1]}",
         f"--num_prompts={prompts}", f"--max_concurrency={clients}", f"--seed={clients}", "--ignore_eos",
         "--metric_percentiles=50,90,99", "--save_result", "--disable_tqdm",
-        f"--result_dir={folder}", f"--result_filename={path.name}",
+        f"--result_dir={folder}", f"--result_filename={path.name}", *more,
     ]  # fmt: skip
     left = max(deadline - time.monotonic(), 1)
     done = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)

@@ -1,41 +1,47 @@
-"""What bounds a product with 4-bit weights on an H200: one is timed cut in several ways, and with parts left out.
+"""What bounds a product with 4-bit weights on an H200: one is timed cut in several ways, and with parts left out; then
+it runs for a while, beside others, and the driver tells the clock and the power.
 
-    python -m benchmarks.h200_quant_parts --seconds 150
+    python -m benchmarks.h200_quant_parts --seconds 100
 
 Each case is a JSON line. What lacks a part computes nonsense, at the speed of the rest: `decode` leaves the codes as
-they are, `tokens` fetches 8 tokens instead of all, `products` decodes and does not multiply. `with_norm_us` has the
-kernel behind it, too, which adds up what the product left in parts.
+they are, `products` decodes and does not multiply. `with_norm_us` has the kernel behind it, too, which adds up what the
+product left in parts.
 """
 
 import argparse
 import contextlib
-import dataclasses
+import functools
 import itertools
 import json
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, vector
 
-from benchmarks.h200_quant import DOWN, GATE_UP, OUT, QKV, new_x, per_product, plain_time, random_codes
-from hex_llm.kernels import gpu_mates
+from benchmarks.h200_fp8 import fp8_weight
+from benchmarks.h200_quant import DOWN, GATE_UP, OUT, QKV, new_weight, new_x, plain_product, plain_time, timed
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.matmul import add_norm_gpu
 from hex_llm.kernels.matmul.reference import total
-from hex_llm.kernels.quant_matmul import gpu, gpu_decode, gpu_layout, reference
+from hex_llm.kernels.quant_matmul import gpu, gpu_decode, gpu_eight_bits, gpu_layout, reference
 from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, VECTOR, Grouping
 from hex_llm.kernels.quant_matmul.gpu_plan import Plan
 from hex_llm.kernels.quant_matmul.weight import HOPPER_ROWS, Coding, Packed
 from hex_llm.kernels.rms import Rms
 
-GROUP = 128
+KIND = "int4", 128
+WEIGHTS = 8
+STEADY_S = 2.0
+SAMPLE_MS = 50
 
 
 class Case(NamedTuple):
@@ -47,30 +53,17 @@ class Case(NamedTuple):
 
 
 def cases() -> Iterator[Case]:
-    tall, wide = Plan(workers=2, stack=2), Plan(workers=4, stack=1)
-    for without in ("", "decode", "tokens", "products", "tokens products", "decode tokens"):
-        yield Case(GATE_UP, 64, tall, without)
-    for plan in (wide, Plan(workers=2, stack=2, slots=4), Plan(workers=2, stack=2, depth=64), Plan(workers=2, stack=1)):
+    tall = Plan(workers=2, stack=2)
+    for tokens in (16, 64, 128):
+        for without in ("", "decode", "products"):
+            yield Case(GATE_UP, tokens, tall, without)
+        yield Case(GATE_UP, tokens, tall, activation="silu")
+    for plan in (Plan(workers=2, stack=2, slots=4), Plan(workers=2, stack=2, depth=64), Plan(workers=2, stack=1)):
         yield Case(GATE_UP, 64, plan)
-    for mates in (2, 4):
-        yield Case(GATE_UP, 64, Plan(workers=2, stack=2, mates=mates))
-        yield Case(GATE_UP, 64, Plan(workers=4, stack=1, mates=mates))
-        yield Case(GATE_UP, 64, Plan(workers=2, stack=2, mates=mates), activation="silu")
-        yield Case(GATE_UP, 64, Plan(workers=4, stack=1, mates=mates), activation="silu")
-    yield Case(GATE_UP, 64, tall, activation="silu")
-    yield Case(GATE_UP, 64, wide, activation="silu")
-    for tokens in (16, 128):
-        for mates in (1, 2):
-            yield Case(GATE_UP, tokens, Plan(workers=2, stack=2, mates=mates))
     for shape, splits in ((DOWN, (2, 4, 7, 8)), (QKV, (1, 2, 4)), (OUT, (2, 4, 8))):
-        for count, (workers, stack) in itertools.product(splits, ((2, 2), (2, 1), (1, 1), (4, 1))):
-            if not 80 <= shape[0] // (workers * stack * HOPPER_ROWS) * count <= 132:
-                continue
-            plan = Plan(workers=workers, stack=stack, splits=count)
-            yield Case(shape, 64, plan)
-            yield Case(shape, 64, dataclasses.replace(plan, mates=2))
-            if count > 1 and stack * 64 % (8 * count) == 0:
-                yield Case(shape, 64, dataclasses.replace(plan, joined=True))
+        for count, (workers, stack) in itertools.product(splits, ((2, 2), (2, 1), (1, 1))):
+            if 80 <= shape[0] // (workers * stack * HOPPER_ROWS) * count <= 132:
+                yield Case(shape, 64, Plan(workers=workers, stack=stack, splits=count))
 
 
 def undecoded(words: Array, scales: tuple[Array, ...], coding: Coding, grouping: Grouping | None, chunk: int) -> Array:
@@ -89,12 +82,6 @@ def undecoded(words: Array, scales: tuple[Array, ...], coding: Coding, grouping:
     return convert(words, scales)  # pyright: ignore[reportCallIssue]
 
 
-def few_tokens(source: Any, target: Any, barrier: Any, mates: int) -> None:
-    """In place of `gpu_mates.fetch`."""
-    del mates
-    plgpu.copy_gmem_to_smem(source.at[:8], target.at[:8], barrier)
-
-
 def unmultiplied(accumulator: Any, left: Array, right: Any) -> None:
     """In place of `wgmma`: takes the left side, so that it is there."""
     del accumulator, right
@@ -111,7 +98,6 @@ def unmultiplied(accumulator: Any, left: Array, right: Any) -> None:
 
 REPLACED = {
     "decode": (gpu_decode, "decode", undecoded),
-    "tokens": (gpu_mates, "fetch", few_tokens),
     "products": (plgpu, "wgmma", unmultiplied),
 }
 
@@ -131,24 +117,55 @@ def left_out(without: str) -> Iterator[None]:
         jax.clear_caches()
 
 
+@functools.cache
+def weights_of(shape: tuple[int, int]) -> list[Packed]:
+    return [new_weight(*KIND, shape, seed) for seed in range(WEIGHTS)]
+
+
 def measure(case: Case) -> dict[str, Any]:
     row = {name: value for name, value in case._asdict().items() if name != "plan"}
     plan = {name: value for name, value in vars(case.plan).items() if value != Plan.__dataclass_fields__[name].default}
     bf16 = plain_time(case.shape, case.tokens)
-    pack = jax.jit(gpu_layout.pack)
-    weights = [pack(random_codes("int4", GROUP, case.shape, seed)) for seed in range(8)]
+    x, weights = new_x(case.shape, case.tokens), weights_of(case.shape)
+
+    def product(x: Array, weight: Packed) -> Array:
+        return gpu.parts(x, weight, plan=case.plan, activation=case.activation)
+
     with left_out(case.without) if case.without else contextlib.nullcontext():
-        took = per_product(
-            lambda x, weight: gpu.parts(x, weight, plan=case.plan, activation=case.activation),
-            new_x(case.shape, case.tokens),
-            weights,
-        )
+        took = timed(product, x, weights)(x, weights)
     if not case.without and case.activation is None:
-        row["error"] = round(error(case.plan, new_x(case.shape, case.tokens), weights[0]), 5)
+        row["error"] = round(error(case.plan, x, weights[0]), 5)
     row |= plan | {"us": round(1e6 * took, 1), "of_bf16": round(took / bf16, 3)}
     if case.shape[0] == OUT[0]:
-        row["with_norm_us"] = round(1e6 * per_product(normed(case.plan), new_x(case.shape, case.tokens), weights), 1)
+        row["with_norm_us"] = round(1e6 * timed(normed(case.plan), x, weights)(x, weights), 1)
     return row
+
+
+def steady(name: str, product: Callable[[Array, Any], Array], x: Array, weights: list[Any]) -> dict[str, Any]:
+    """What the driver tells while a product runs again and again."""
+    run = jax.jit(lambda x, weights: [product(x, weight) for weight in weights])
+    jax.block_until_ready(run(x, weights))
+    command = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", f"-lms={SAMPLE_MS}"]
+    count, started = 0, time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+        while time.monotonic() < started + STEADY_S:
+            jax.block_until_ready([run(x, weights) for _ in range(20)][-1])
+            count += 20 * len(weights)
+        took = time.monotonic() - started
+        driver.terminate()
+        said = [line.split(",") for line in (driver.stdout or ())]
+    later = np.array(said[len(said) // 2 :], float)
+    clock, power = np.median(later, axis=0)
+    return {"steady": name, "tokens": x.shape[0], "us": round(1e6 * took / count, 1), "mhz": clock, "watts": power}
+
+
+def steady_cases(tokens: int) -> Iterator[dict[str, Any]]:
+    x = new_x(GATE_UP, tokens)
+    wide = jax.jit(lambda seed: jax.random.normal(jax.random.key(seed), GATE_UP, jnp.bfloat16) / 50)
+    yield steady("bf16", plain_product, x, [wide(seed) for seed in range(WEIGHTS)])
+    narrow = jax.jit(lambda seed: fp8_weight(seed, *GATE_UP))
+    yield steady("fp8", gpu_eight_bits.parts, x, [narrow(seed) for seed in range(WEIGHTS)])
+    yield steady("int4", gpu.parts, x, weights_of(GATE_UP))
 
 
 def error(plan: Plan, x: Array, weight: Packed) -> float:
@@ -158,8 +175,8 @@ def error(plan: Plan, x: Array, weight: Packed) -> float:
     return float(jnp.linalg.norm(got - want) / jnp.linalg.norm(want))
 
 
-def normed(plan: Plan) -> Any:
-    """A product, and what a layer does with it next."""
+def normed(plan: Plan) -> Callable[[Array, Any], Any]:
+    """A product of 64 tokens, and what a layer does with it next."""
     old, scale = jnp.ones((64, OUT[0]), jnp.bfloat16), jnp.ones(OUT[0], jnp.bfloat16)
     return lambda x, weight: add_norm_gpu.add_norm(old, gpu.parts(x, weight, plan=plan), scale, Rms(eps=1e-5))
 
@@ -168,6 +185,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What bounds a product with 4-bit weights on an H200.")
     parser.add_argument("--seconds", type=float, default=300, help="no case is begun after so long")
     end = time.monotonic() + parser.parse_args().seconds
+    for tokens in (16, 64, 128):
+        for row in steady_cases(tokens):
+            print(json.dumps(row), flush=True)
     for case in cases():
         if time.monotonic() > end:
             print(json.dumps({"left_out": str(case)}), flush=True)

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from hex_llm.engine.handover import PARTS_IN_FLIGHT, Porter
 from hex_llm.engine.limits import Limits, most_blocks
 from hex_llm.errors import ConfigError
 from hex_llm.kernels.window import Window
-from hex_llm.loader.adapters import pack_adapter
+from hex_llm.loader.adapters import Pair, pack_adapter
 from hex_llm.loader.config_json import ModelConfig, parse_config, read_config
 from hex_llm.loader.contents import check_checkpoint
 from hex_llm.loader.dummy import dummy
@@ -43,9 +43,11 @@ from hex_llm.runner.adapter_carrier import AdapterCarrier
 from hex_llm.runner.buckets import SEPARATE, TOGETHER, Buckets
 from hex_llm.runner.cache_folder import use_cache
 from hex_llm.runner.compiler import Compiler, DoesNotFit
+from hex_llm.runner.followers import Followers
 from hex_llm.runner.kernel_checks import check_attention, check_products
 from hex_llm.runner.layout import Shapes
 from hex_llm.runner.memory import Memory, Needs, Share, plan_blocks
+from hex_llm.runner.packed_adapter import PackedAdapter
 from hex_llm.runner.pages import Staging
 from hex_llm.runner.programs import (
     Program,
@@ -56,7 +58,7 @@ from hex_llm.runner.programs import (
     copying_programs,
     forward_programs,
 )
-from hex_llm.runner.runner import Announce, DeviceRunner
+from hex_llm.runner.runner import DeviceRunner
 from hex_llm.runner.xla_options import prepare_environment
 from hex_llm.source import model_source, tokenizer_folder
 
@@ -149,30 +151,34 @@ def build_engine(
     config: Config,
     model: Model,
     report: Report = _tell_nobody,
-    announce: Announce | None = None,
+    followers: Followers | None = None,
     make_porter: Callable[[Staging], Porter] | None = None,
     devices: Sequence[int] | None = None,
     hear: Callable[[FromCarrier], None] | None = None,
 ) -> Engine:
-    """Where there are other hosts, `announce` tells them of every step; where there are other engines that requests are
-    handed over to or taken over from, `make_porter` makes what carries them. `devices` are the engine's, by number, of
-    all that this process sees; without them, it has the first ones. `hear` passes what brings adapters says on to the
-    engine, from any thread; where nobody does, there are none.
+    """Other hosts, where there are any, are `followers`, and are told of every step; where there are other engines that
+    requests are handed over to or taken over from, `make_porter` makes what carries them. `devices` are the engine's,
+    by number, of all that this process sees; without them, it has the first ones. `hear` passes what brings adapters
+    says on to the engine, from any thread; where nobody does, there are none.
     """
-    runner, limits = build_runner(config, model, report, announce, devices)
+    runner, limits = build_runner(config, model, report, followers, devices)
     porter = make_porter(runner.staging) if make_porter is not None else None
     carrier = None
     if hear is None:
         limits = dataclasses.replace(limits, num_adapters=0)
     elif config.enable_lora:
-        carrier = _carrier(config, model, hear)
+        carrier = _carrier(config, model, runner, hear)
     in_flight = 1 if config.async_scheduling else 0
     return Engine(runner, limits, max_in_flight=in_flight, porter=porter, carrier=carrier)
 
 
-def _carrier(config: Config, model: Model, hear: Callable[[FromCarrier], None]) -> AdapterCarrier:
+def _carrier(config: Config, model: Model, runner: DeviceRunner, hear: Callable[[FromCarrier], None]) -> AdapterCarrier:
     weights, room = family(model.arch).weights, adapter_room(config)
-    pack = partial(pack_adapter, weights, model.arch, config.tensor_parallel_size, model.dtype, room)
+
+    def pack(pairs: Mapping[str, Pair]) -> PackedAdapter:
+        size = config.tensor_parallel_size
+        return runner.stage(pack_adapter(weights, model.arch, size, model.dtype, room, pairs))
+
     kept = 2 * room.slots if config.enable_lora_cache else 0
     return AdapterCarrier(open_store(config), adapters_of(model), room.rank, pack, hear, kept=kept)
 
@@ -186,7 +192,7 @@ def build_runner(
     config: Config,
     model: Model,
     report: Report = _tell_nobody,
-    announce: Announce | None = None,
+    followers: Followers | None = None,
     devices: Sequence[int] | None = None,
 ) -> tuple[DeviceRunner, Limits]:
     """Plans memory, compiles, loads: whatever cannot work fails before anything large is allocated."""
@@ -195,11 +201,6 @@ def build_runner(
         raise ConfigError(
             f"--disagg_topo={config.disagg_topo} needs engines of one host each, and this one is on"
             f" {jax.process_count()}: the copying of blocks is not told to other hosts."
-        )
-    if config.enable_lora and jax.process_count() > 1:
-        raise ConfigError(
-            f"--enable_lora needs engines of one host each, and this one is on {jax.process_count()}: adapters are not"
-            " told to other hosts."
         )
     use_cache(config.compilation_cache, config.cache_folder)
     own = None if devices is None else [each for number, each in enumerate(jax.devices()) if number in devices]
@@ -234,7 +235,7 @@ def build_runner(
         report(WEIGHTS, 1.0)
         kept = f"the KV cache of {limits.kv_tokens} tokens in {compiler.programs.dtype}"
         with _phase(f"Allocated {kept}", partial(report, KV_CACHE)):
-            runner = DeviceRunner(weights, buckets, compiler, announce)
+            runner = DeviceRunner(weights, buckets, compiler, followers)
     if config.warmup and config.enable_jit and backend() != "cpu":
         runner.rehearse(buckets)
     logger.info(
@@ -307,8 +308,8 @@ def plan_memory(
         state=_bytes((one_page.slots, one_page.history)),
         temporaries=0,
         block=_bytes(one_page.kv),
-        # At most: parts that are on their way out, and those copied before anybody asks. Fewer come in at a time.
         adapters=_bytes((pairs, one_page.adapter)) if pairs is not None else 0,
+        # At most: parts that are on their way out, and those copied before anybody asks. Fewer come in at a time.
         staging=2 * PARTS_IN_FLIGHT * max(_bytes(one_page.staged(n)) for n in (0, *one_page.staging.counts)),
     )
     compiler = measured = compiler_for(fill(needs))

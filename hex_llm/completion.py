@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from hex_llm.engine.output import Output
 from hex_llm.engine.request import FinishReason, Request, TokenLogprobs
+from hex_llm.errors import HexError, NumericalError
 from hex_llm.text.detokenizer import Detokenizer
 from hex_llm.text.tokenizer import Tokenizer
 
@@ -33,6 +34,7 @@ class Answer:
     detokenizer: Detokenizer
     num_cached: int = 0  # tokens of the prompt found in the prefix cache
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    failure: HexError | None = None  # what the completion's error says
     _unread: list[str] = field(default_factory=list)
 
     @classmethod
@@ -81,9 +83,10 @@ class Answer:
             completion.text += text
             self._unread.append(text)
 
-    def fail(self, reason: str) -> None:
+    def fail(self, error: HexError) -> None:
         """Ends it with what there is."""
-        self.completion.finish_reason, self.completion.error = FinishReason.ERROR, reason
+        self.failure = error
+        self.completion.finish_reason, self.completion.error = FinishReason.ERROR, str(error)
 
     def _finish(self, output: Output) -> None:
         completion = self.completion
@@ -93,9 +96,11 @@ class Answer:
         elif output.finish_reason == FinishReason.STOP and output.tokens[-1] in self.request.sampling.stop_token_ids:
             completion.stop_reason = output.tokens[-1]
         elif output.finish_reason == FinishReason.ERROR:
-            completion.error = (
-                f"After {len(completion.token_ids)} tokens of the answer the model produced no usable number "
-                "(NaN, or nothing but -inf)."
+            self.fail(
+                NumericalError(
+                    f"After {len(completion.token_ids)} tokens of the answer the model produced no usable number "
+                    "(NaN, or nothing but -inf)."
+                )
             )
 
     def _visible(self, output: Output) -> Sequence[int]:

@@ -160,9 +160,8 @@ def _build(task: Task, own: EngineTask, host: EngineHost, key: bytes) -> tuple[E
         porters.append(DevicePorter(own.pages, key, staging, host.hear, path=config.kv_transfer_path))
         return porters[0]
 
-    announce = followers and followers.send
     porter = make_porter if own.pages else None
-    engine = build_engine(config, model, host.report, announce, porter, own.devices, host.hear)
+    engine = build_engine(config, model, host.report, followers, porter, own.devices, host.hear)
     # Ready means that a token has been computed.
     engine.add(new_request("first", [0], SamplingParams(temperature=0, max_tokens=1), engine.limits))
     while engine.has_work:

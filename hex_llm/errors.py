@@ -191,3 +191,16 @@ class Unavailable(ServerError):
     def __init__(self, message: str, *, code: str):
         super().__init__(message)
         self.code = code
+
+
+def told_error(message: str, code: str | None, status: int, *, param: str | None = None) -> RequestError | ServerError:
+    """The error that another thread or process has told of by these."""
+    adapters = (AdapterError, AdapterNotAllowed, AdapterNotFound, AdapterUnavailable)
+    kind = next((each for each in adapters if each.code == code), RequestError if status < 500 else ServerError)
+    if issubclass(kind, RequestError):
+        error = kind(message, param=param, code=code)
+    else:
+        error = kind(message)
+        error.code = code or error.code
+    error.status = status
+    return error

@@ -20,7 +20,7 @@ from hex_llm.engine.admission import new_request
 from hex_llm.engine.carrier import AdapterLost, FromCarrier
 from hex_llm.engine.request import FinishReason, SamplingParams, TokenLogprobs
 from hex_llm.engine.sampling import shown
-from hex_llm.errors import ConfigError, NumericalError, RequestError
+from hex_llm.errors import ConfigError, RequestError, told_error
 from hex_llm.lora.open_store import open_store
 from hex_llm.source import text_folders
 from hex_llm.text.chat import encode_chat
@@ -126,7 +126,7 @@ class LLM:
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, *, adapter: str = ""
     ) -> Generator[str, None, FinishReason]:
         """The answer to one conversation, piece by piece, and at last why it ended. Leaving the loop early ends the
-        request. NumericalError where the model breaks down.
+        request. NumericalError where the model breaks down; where the adapter cannot be had, what says so.
         """
         sampling = sampling_params or self.default_sampling()
         if sampling.n != 1:
@@ -138,8 +138,8 @@ class LLM:
                     yield answer.read()
                 else:
                     self._step()
-        if answer.completion.error:
-            raise NumericalError(answer.completion.error)
+        if answer.failure is not None:
+            raise answer.failure
         assert answer.completion.finish_reason is not None, "it has ended"
         return answer.completion.finish_reason
 
@@ -222,7 +222,7 @@ class LLM:
             ended = self.engine.hear(message)
             if isinstance(message, AdapterLost):
                 for answer in filter(None, (self._under_way.pop(request_id, None) for request_id in ended)):
-                    answer.fail(message.message)
+                    answer.fail(told_error(message.message, message.code, message.status))
                     finished.append(answer.request.id)
         return finished
 

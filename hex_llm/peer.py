@@ -80,6 +80,8 @@ class Peer[Message]:
             why = str(error)
         except OSError as error:
             why = f"its connection has failed ({error.strerror})"
+        except MemoryError:
+            why = "there is no memory for what it sends"
         was_closed = self._closed.is_set()
         self._closed.set()
         if not was_closed:

@@ -14,12 +14,16 @@ from hex_llm.engine.carrier import AdapterHere, AdapterLost
 from hex_llm.engine.engine import Engine
 from hex_llm.engine.request import FinishReason
 from hex_llm.errors import (
+    AdapterError,
+    AdapterNotFound,
+    AdapterUnavailable,
     ChatTemplateMissing,
     ConfigError,
     ContextTooLong,
     EngineDead,
     NumericalError,
     RequestError,
+    ServerError,
 )
 from tests.checkpoints import write_llama
 from tests.engine.fake_carrier import FakeCarrier
@@ -249,6 +253,24 @@ def test_answers_whose_adapter_cannot_be_had_say_so(llm, adapted):
         assert (output.finish_reason, output.error, output.text) == (FinishReason.ERROR, "It is no adapter.", "")
     assert llm.engine.is_idle
     llm.engine.check()
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("adapter_invalid", 404, AdapterError),
+        ("adapter_not_found", 404, AdapterNotFound),
+        ("adapter_unavailable", 503, AdapterUnavailable),
+        ("", 500, ServerError),
+    ],
+)
+def test_a_stream_whose_adapter_cannot_be_had_raises_what_says_so(llm, adapted, code, status, kind):
+    llm.hear(AdapterLost("a", "It cannot be had.", code, status))
+    with pytest.raises(kind, match=r"It cannot be had\.") as caught:
+        next(llm.stream_chat(HI, GREEDY))
+    assert type(caught.value) is kind
+    assert (caught.value.status, caught.value.code) == (status, code or "internal_error")
+    assert llm.engine.is_idle
 
 
 # A model that breaks down

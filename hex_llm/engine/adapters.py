@@ -5,6 +5,9 @@ the adapter with the fewest running requests, and of several such the one that w
 has any it is closed, which is to say that no other request begins with it, and the slot is taken when the last of them
 has ended. It goes by the order of the queue, and nobody loses an adapter to a request behind it. So the first in the
 queue gets its slot, however many requests come for others, and keeps it until it has run.
+
+A caller for whom more than half of the slots were filled has others filled in place of those only: however many
+adapters it asks for, those of other callers stay, and whoever asks for one of these passes all who wait.
 """
 
 from collections import Counter, OrderedDict
@@ -32,7 +35,8 @@ class Adapters:
         self._carrier = carrier
         self._free = list(range(num_slots, 0, -1))
         self._slots: OrderedDict[str, int] = OrderedDict()  # by adapter, first the one whose use ended first
-        self._closed: set[str] = set()  # of those
+        self._callers: dict[str, str] = {}  # who each of those was loaded for
+        self._closed: dict[str, str] = {}  # of those, with the callers they are closed for
         self._asked: set[str] = set()  # adapters that have not come yet
         self._staged: dict[str, Any] = {}  # adapters that have come, and have no slot yet
         self._waiting: Counter[str] = Counter()  # requests, by adapter
@@ -91,7 +95,8 @@ class Adapters:
         return was_asked
 
     def allot(self, queue: Iterable[Request]) -> None:
-        """Loads what has come, given all requests that wait, the oldest first.
+        """Loads one of those that have come, given all requests that wait, the oldest first. One, because the next step
+        comes after it on the device, and whoever decodes waits for that long.
 
         Steps under way may still read a slot that is loaded here. They have read it by then: the device does what it
         is given in the order in which it is given, and all those steps were given to it before. And no step that is
@@ -101,14 +106,20 @@ class Adapters:
         if not self._staged:
             return
         kept: set[str] = set()  # adapters whose slots are not for those that come next
-        for adapter, source in {each.adapter: each.adapter_source for each in queue if each.adapter}.items():
-            if adapter in self._staged and (slot := self._find_slot(kept)):
+        may_load = True
+        firsts: dict[str, Request] = {}  # the first that waits for each
+        for request in queue:
+            firsts.setdefault(request.adapter, request)
+        firsts.pop("", None)
+        for adapter, request in firsts.items():
+            if adapter in self._staged and (slot := self._find_slot(request.caller, kept, may_take=may_load)):
                 assert self._loader is not None
                 self._loader.load_adapter(slot, self._staged.pop(adapter))
-                self._slots[adapter] = slot
+                self._slots[adapter], self._callers[adapter] = slot, request.caller
                 self._num_loads += 1
+                may_load = False
             kept.add(adapter)
-            self._ask(adapter, source)  # where it has just lost its slot
+            self._ask(adapter, request.adapter_source)  # where it has just lost its slot
 
     def counted(self, stats: Stats) -> Stats:
         return replace(
@@ -128,7 +139,7 @@ class Adapters:
         assert self._waiting == Counter(each.adapter for each in waiting if each.adapter), "an adapter is miscounted"
         assert all(each.adapter_slot == self._slots.get(each.adapter, 0) for each in running), "a slot has changed"
         assert all(each.adapter_slot == 0 for each in waiting), "a request has a slot that does not run"
-        assert self._closed <= self._slots.keys()
+        assert self._closed.keys() <= self._slots.keys() == self._callers.keys()
         places = Counter([*self._slots, *self._asked, *self._staged])
         assert all(count == 1 for count in places.values()), "an adapter is in two places"
         assert self._waiting.keys() | self._running.keys() <= places.keys(), "an adapter is wanted, and not asked for"
@@ -140,25 +151,30 @@ class Adapters:
             self._asked.add(adapter)
             self._carrier.fetch(adapter, source)
 
-    def _find_slot(self, kept: set[str]) -> int:
-        """One that may be written to. Else 0, and one that will be is closed, and kept from those that come next.
+    def _find_slot(self, caller: str, kept: set[str], *, may_take: bool) -> int:
+        """One to be written to now. Else 0, and one that will be is closed, and kept from those that come next.
 
         It is found anew for every step. What is closed gains no requests, and another takes its place only where that
         has fewer: therefore it comes to an end. Were anything else to speak for an adapter, such as who waits for it,
-        they might change places for ever.
+        they might change places for ever. Which adapters may give way for the first in the queue does not change while
+        it waits: those who load others meanwhile take idle ones, and none of its caller's, or it would have taken them.
         """
         if self._free:
-            return self._free.pop()
-        victim = min((each for each in self._slots if each not in kept), key=self._running.__getitem__, default="")
+            return self._free.pop() if may_take else 0
+        candidates = [each for each in self._slots if each not in kept]
+        if 2 * sum(caller in (self._callers[each], self._closed.get(each)) for each in self._slots) > self._num_slots:
+            candidates = [each for each in candidates if self._callers[each] == caller]
+        victim = min(candidates, key=self._running.__getitem__, default="")
         if not victim:
             return 0
-        if self._running[victim]:
-            if len(self._closed) < self._most_closed:
-                self._closed.add(victim)
-                kept.add(victim)
-            return 0
-        self._num_evictions += 1
-        return self._slots.pop(victim)
+        if may_take and not self._running[victim]:
+            self._num_evictions += 1
+            del self._callers[victim]
+            return self._slots.pop(victim)
+        if len(self._closed) < self._most_closed:
+            self._closed[victim] = caller
+            kept.add(victim)
+        return 0
 
 
 def _take_one(counts: Counter[str], name: str) -> bool:

@@ -22,6 +22,7 @@ def new_request(
     index: int = 0,
     adapter: str = "",
     adapter_source: str = "",
+    caller: str = "",
     cache_salt: str = "",
 ) -> Request:
     """The `index`-th of the `sampling.n` requests for a prompt. RequestError where it cannot be served.
@@ -41,6 +42,7 @@ def new_request(
         seed=fold_seed(seed if sampling.seed is None else sampling.seed, index),
         adapter=adapter,
         adapter_source=adapter_source,
+        caller=caller,
         cache_salt=cache_salt,
     )
     _check_bounds(request, tokens, limits)

@@ -21,7 +21,7 @@ from hex_llm.engine.wire import (
     Starting,
     Stepped,
 )
-from hex_llm.errors import BlocksLost, EngineDead, HexError, RequestError, ServerError, TooLarge, Unavailable
+from hex_llm.errors import BlocksLost, EngineDead, HexError, ServerError, TooLarge, Unavailable, told_error
 from hex_llm.frames import MAX_FRAME, Broken, FrameProtocol, attach
 
 logger = logging.getLogger(__name__)
@@ -160,18 +160,11 @@ class EngineClient:
 
 
 def _refusal(refused: Refused) -> HexError:
-    text, code, status = refused.message, refused.code, refused.status
     if refused.expired:
-        return Unavailable(text, code="queue_timeout")
-    if code == BLOCKS_LOST:
-        return BlocksLost(text, status=500)
-    if status < 500:
-        error = RequestError(text, param=refused.param, code=code)
-    else:
-        error = ServerError(text)
-        error.code = code or error.code
-    error.status = status
-    return error
+        return Unavailable(refused.message, code="queue_timeout")
+    if refused.code == BLOCKS_LOST:
+        return BlocksLost(refused.message, status=500)
+    return told_error(refused.message, refused.code, refused.status, param=refused.param)
 
 
 def tell_failure(sink: Sink, error: HexError) -> None:

@@ -48,6 +48,7 @@ class Request:
     seed: int = 0  # what the random numbers depend on, with the position; 32 bits
     adapter: str = ""  # what it is known by: the same for the same weights, and no others; empty: the model alone
     adapter_source: str = ""  # where an engine that lacks it finds it
+    caller: str = ""  # whose request it is, as far as callers are told apart
     cache_salt: str = ""
     hands_over: bool = False
     source: str = ""

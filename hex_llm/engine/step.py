@@ -77,8 +77,8 @@ class Loader(Protocol):
     """What the runner of an engine that has adapters can do beside, in the same order."""
 
     def load_adapter(self, slot: int, staged: Any) -> None:
-        """Has a slot, one of 1 to `Limits.num_adapters`, hold another adapter from the next step on, and returns at
-        once. `staged` is as its carrier made it.
+        """Has a slot, one of 1 to `Limits.num_adapters`, hold another adapter from the next step on. It waits for
+        nothing but the one before, if that is not in its slot yet. `staged` is as its carrier made it.
         """
         ...
 

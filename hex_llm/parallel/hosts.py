@@ -5,8 +5,10 @@ from types import SimpleNamespace
 
 import jax
 import numpy as np
+from jax import Array
 from jax._src import compiler, distributed
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 
 # JAX ends a process, in its own words, when it has missed others for so long. Whoever leads or follows notices sooner.
 _HEARTBEAT_S = 100
@@ -45,3 +47,21 @@ def least_of_hosts(number: int) -> int:
     if jax.process_count() == 1:
         return number
     return int(multihost_utils.process_allgather(np.int32(number)).min())
+
+
+def ranks_of_devices(mesh: Mesh) -> list[int]:
+    """Of each device the rank of its host. Every host of the world has to call it: the number that JAX gives a process
+    need not be its rank, for on a TPU it is the place of the host."""
+    if jax.process_count() == 1:
+        return [0] * mesh.size
+    ranks = multihost_utils.process_allgather(np.int32(distributed.global_state.process_id))
+    return [int(ranks[device.process_index]) for device in mesh.devices.flat]
+
+
+def put_rows(rows: np.ndarray, wanted: jax.ShapeDtypeStruct, mesh: Mesh) -> Array:
+    """An array that has a row for each device of a mesh, of which every host gives those of its own devices."""
+    if jax.process_count() == 1:
+        return jax.device_put(rows, wanted.sharding)
+    assert wanted.sharding is not None, "devices of several hosts, and nothing is split among them"
+    own = jax.device_put(np.split(rows, len(rows)), mesh.local_devices)
+    return jax.make_array_from_single_device_arrays(wanted.shape, wanted.sharding, own)

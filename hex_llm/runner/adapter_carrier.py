@@ -1,4 +1,5 @@
-"""Brings adapters from wherever they lie to the engine: fetched, read, checked, and packed for its devices."""
+"""Brings adapters from wherever they lie to the engine: fetched, read, checked, packed for its devices, and with all
+its hosts."""
 
 import logging
 import threading
@@ -8,13 +9,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
-
 from hex_llm.engine.carrier import AdapterHere, AdapterLost, FromCarrier
 from hex_llm.errors import AdapterError, RequestError, ServerError
 from hex_llm.loader.adapters import Pair
 from hex_llm.lora.adapter import Modules, open_adapter
 from hex_llm.lora.store import Store
+from hex_llm.runner.packed_adapter import PackedAdapter
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class AdapterCarrier:
         store: Store,
         modules: Modules,
         max_rank: int,
-        pack: Callable[[Mapping[str, Pair]], np.ndarray],
+        pack: Callable[[Mapping[str, Pair]], PackedAdapter],
         say: Callable[[FromCarrier], None],
         *,
         kept: int,
@@ -45,7 +45,7 @@ class AdapterCarrier:
         self._say = say
         self._lock = threading.Lock()
         self._wanted: set[str] = set()
-        self._packed: OrderedDict[str, np.ndarray] = OrderedDict()  # the least lately used first
+        self._packed: OrderedDict[str, PackedAdapter] = OrderedDict()  # the least lately used first
         self._kept = kept
         self._room = threading.Semaphore(kept + _ON_THEIR_WAY)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="adapter")
@@ -74,7 +74,7 @@ class AdapterCarrier:
             self.cancel(identity)
             self._say(said)
 
-    def _find(self, identity: str, source: str) -> np.ndarray | None:
+    def _find(self, identity: str, source: str) -> PackedAdapter | None:
         """None where it is wanted no longer."""
         with self._lock:
             if (packed := self._packed.get(identity)) is not None:

@@ -22,7 +22,7 @@ class Needs:
     state: int  # what the device remembers of the requests besides their keys and values
     temporaries: int  # of the largest step
     block: int  # one KV block, in all layers
-    adapters: int = 0  # of all slots, and those on their way there
+    adapters: int = 0  # of all slots, and one on its way there
     staging: int = 0  # copies of blocks on their way to other engines, or from them
 
     @property

@@ -1,6 +1,6 @@
 """The door to the device: steps in, tokens out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Buffer, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,11 +12,14 @@ from jax import Array
 
 from hex_llm.engine.step import Logprobs, Slice, StepResult
 from hex_llm.kernels.paged_attention.pages import Pages
+from hex_llm.parallel.hosts import put_rows, ranks_of_devices
 from hex_llm.runner.buckets import Bucket, Buckets, Variant
 from hex_llm.runner.compiler import Compiler
+from hex_llm.runner.followers import Followers
 from hex_llm.runner.forward import Computed
 from hex_llm.runner.layout import Layout
 from hex_llm.runner.pack import Packer, wants_prompt_logprobs
+from hex_llm.runner.packed_adapter import PackedAdapter
 from hex_llm.runner.packed_step import PackedStep
 from hex_llm.runner.pages import Staging, places_to_read, places_to_write
 from hex_llm.runner.programs import (
@@ -35,16 +38,14 @@ from hex_llm.runner.programs import (
 )
 from hex_llm.runner.state import empty_history, empty_slots, packed_admission_size, packed_seat_size
 
-type Announce = Callable[[PackedStep], None]
-
 
 class DeviceRunner:
     """Runs steps in the order they come. The KV cache and what is known of the slots live on the device, and each step
     takes them over from the one before (they are donated), so that nothing is copied."""
 
-    def __init__(self, params: Any, buckets: Buckets, compiler: Compiler, announce: Announce | None = None):
-        """`announce` is told of each step before it is run."""
-        self._announce = announce
+    def __init__(self, params: Any, buckets: Buckets, compiler: Compiler, followers: Followers | None = None):
+        """`followers` are told of each step before it is run."""
+        self._followers = followers
         self._params = params
         self._compiler = compiler
         programs = compiler.programs
@@ -57,11 +58,12 @@ class DeviceRunner:
         self._slots = _made(partial(empty_slots, programs.shapes), programs.slots)
         self._history = _made(partial(empty_history, programs.shapes), programs.history)
         self._pairs = jax.tree.map(lambda each: _made(partial(jnp.zeros, each.shape, each.dtype), each), programs.pairs)
+        self._ranks = ranks_of_devices(programs.mesh) if self._pairs is not None else []
 
     def dispatch(self, step: Sequence[Slice]) -> "PendingOutput":
         packed = self._packer.pack(step)
-        if self._announce is not None:
-            self._announce(packed)
+        if self._followers is not None:
+            self._followers.send(packed)
         return PendingOutput(step, *self.run(packed))
 
     def run(self, packed: PackedStep) -> "tuple[Chosen, Array | None]":
@@ -76,13 +78,33 @@ class DeviceRunner:
         scores = None if packed.targets is None else self._score_prompt(packed.bucket, computed, packed.targets)
         return chosen, scores
 
-    def load_adapter(self, slot: int, packed: np.ndarray) -> None:
-        """Writes what `loader.adapters.pack_adapter` has made to a slot, from 1 on. Steps before it in the device's
-        queue still see what was there."""
+    def stage(self, packed: np.ndarray) -> PackedAdapter:
+        """Makes what `loader.adapters.pack_adapter` has made ready to be loaded, on all hosts. From any thread; steps
+        do not wait for it."""
+        if self._followers is None:
+            return PackedAdapter(packed)
+        return self._followers.share({rank: packed[np.equal(self._ranks, rank)] for rank in {*self._ranks}})
+
+    def load_adapter(self, slot: int, adapter: PackedAdapter) -> None:
+        """Writes an adapter to a slot, from 1 on. Steps before it in the device's queue still see what was there."""
+        if self._followers is not None:
+            self._followers.load(slot, adapter)
+        self._write_adapter(slot, adapter.rows)
+
+    def load_bytes(self, slot: int, data: Buffer) -> None:
+        """The same on a host that follows, with the bytes of its rows."""
+        wanted = self._compiler.programs.adapter
+        self._write_adapter(slot, np.frombuffer(data, wanted.dtype).reshape(-1, wanted.shape[1]))
+
+    def _write_adapter(self, slot: int, rows: np.ndarray) -> None:
+        """The one before it has to be in its slot: the memory plan counts one that is on its way. Where each comes with
+        a step of its own, there is next to nothing to wait for: the steps before that one have been read."""
         assert 1 <= slot <= self._shapes.num_adapters, slot
-        program, wanted = self._compiler.get(LoadAdapter()), self._compiler.programs.adapter
-        assert packed.shape == wanted.shape, "an adapter for another model, or for other devices"
-        self._pairs = program(self._pairs, jax.device_put(packed, wanted.sharding), np.int32(slot - 1))
+        program, programs = self._compiler.get(LoadAdapter()), self._compiler.programs
+        own = (len(programs.mesh.local_devices), programs.adapter.shape[1])
+        assert rows.shape == own, "an adapter for another model, or for other devices"
+        jax.block_until_ready(self._pairs)
+        self._pairs = program(self._pairs, put_rows(rows, programs.adapter, programs.mesh), np.int32(slot - 1))
 
     @property
     def part_blocks(self) -> int:
@@ -117,8 +139,9 @@ class DeviceRunner:
                 self._score_prompt(bucket, computed, np.ones(bucket.tokens + 1, np.int32))
             del computed  # or it would still be there when the next one is made
         if self._pairs is not None:
-            nothing = self._compiler.programs.adapter
-            self.load_adapter(1, np.zeros(nothing.shape, nothing.dtype))
+            programs = self._compiler.programs
+            rows = len(programs.mesh.local_devices)
+            self._write_adapter(1, np.zeros((rows, programs.adapter.shape[1]), programs.adapter.dtype))
         for count in self.staging.counts:
             staged = self._copy_out(places_to_read((), count, self._shapes.num_pages))
             self._copy_in(staged, places_to_write((), count, self._shapes.num_pages))

@@ -59,11 +59,32 @@ class Step(msgspec.Struct, tag=True, array_like=True, frozen=True):
         )
 
 
+class AdapterPart(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The next bytes of what the host's devices have of an adapter."""
+
+    number: int  # the adapter's
+    data: bytes
+
+
+class Load(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """An adapter of which all parts have come goes to a slot, before the steps that come next."""
+
+    number: int
+    slot: int
+
+
+class Forget(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """An adapter will not be loaded again."""
+
+    number: int
+
+
 class End(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """The replica ends in order."""
 
 
-type ToFollower = Step | End
+type Order = Step | AdapterPart | Load | Forget
+type ToFollower = Order | End
 
 
 def versions() -> str:

@@ -1,5 +1,6 @@
 """What we tell XLA beside the programs. docs/performance.md has the measurements behind it."""
 
+import math
 import os
 
 import jax
@@ -13,6 +14,9 @@ from hex_llm.runner.programs import Forward, Program, Programs
 # Of a GPU's memory. JAX's own choice is 0.75; the rest is for CUDA itself, its libraries and its graphs.
 GPU_MEMORY = "0.93"
 EIGHT_BITS_COLUMNS = 128  # of weights in rows and columns that a chain takes, multiples of it
+# The device reads a layer's weights of so many bytes in less time than the host takes to launch its kernels one by one.
+SHORT_LAYER = 256 * 2**20
+FEW_TOKENS = 16  # with which the rest of a layer is short, too
 
 
 def prepare_environment() -> None:
@@ -29,8 +33,9 @@ def compiler_options(programs: Programs, program: Program) -> dict[str, bool | i
     if isinstance(program, Forward):
         # With a few rows Triton's matmuls are the faster ones, with more of them cuBLAS's.
         options["xla_gpu_enable_triton_gemm"] = program.bucket.tokens < 16
-        if _is_chain(programs, program.bucket.tokens):
-            # A graph would stand between two kernels of the chain, and the second could not begin ahead.
+        tokens = program.bucket.tokens
+        if _is_chain(programs, tokens) and not _waits_for_host(programs, tokens):
+            # In a graph no kernel of the chain could begin ahead of the end of the one in front.
             options["xla_gpu_enable_command_buffer"] = ""
     return options
 
@@ -44,6 +49,16 @@ def _is_chain(programs: Programs, tokens: int) -> bool:
         return False
     q = jax.ShapeDtypeStruct((tokens, arch.num_heads, arch.head_dim), programs.params.embed.dtype)
     return chain.whole(q, programs.kv[0], embed=arch.embed_size, mlp=arch.mlp_size)
+
+
+def _waits_for_host(programs: Programs, tokens: int) -> bool:
+    """Whether a layer is over before the host has launched its kernels, so that a graph of them is the faster way."""
+    layers = programs.params.layers
+    size = sum(math.prod(each.shape) * each.dtype.itemsize for each in jax.tree.leaves(layers))
+    weights = jax.tree.leaves(layers, is_leaf=lambda leaf: isinstance(leaf, Packed))
+    # Tokens in 8 bits take another kernel a layer.
+    in_8_bits = any(isinstance(each, Packed) and each.coding in TYPES for each in weights)
+    return size < SHORT_LAYER * programs.arch.num_layers and (tokens <= FEW_TOKENS or in_8_bits)
 
 
 def _in_chain(weight: Packed) -> bool:

@@ -11,7 +11,7 @@ from hex_llm.engine.admission import new_request
 from hex_llm.engine.output import Output
 from hex_llm.engine.request import FinishReason, SamplingParams
 from hex_llm.engine.router import Router
-from hex_llm.errors import HexError, NumericalError
+from hex_llm.errors import HexError
 from hex_llm.server.adapters import Adapter
 from hex_llm.server.exchange import Exchange
 from hex_llm.server.metrics import Metrics
@@ -113,9 +113,9 @@ class _Sequence:
         answer.take(output)
         if not answer.finished:
             self._generation.changed(finished=False)
-        elif answer.completion.error:
+        elif answer.failure is not None:
             self._metrics.nan_rows.inc()
-            self._generation.fail(NumericalError(answer.completion.error))
+            self._generation.fail(answer.failure)
         else:
             self._end(output, now)
 
@@ -171,6 +171,7 @@ async def generate(
                         index=index,
                         adapter=prompt.adapter.identity,
                         adapter_source=prompt.adapter.source,
+                        caller=exchange.key_id or "",
                         cache_salt=salt,
                     ),
                     index,

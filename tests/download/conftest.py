@@ -3,14 +3,19 @@ from pathlib import Path
 
 import pytest
 
-from hex_llm.download import fetch, patience, ranges
+from hex_llm.download import fetch, ranges
 from hex_llm.download.cloud_storage import BucketSource
 from hex_llm.download.hub import HubSettings, HubSource
 from hex_llm.download.reference import InBucket, OnHub
 from tests.checkpoints import write_llama
-from tests.download.servers import RunningStandIn, running_stand_in
+from tests.download.fixtures import running, stand_in
 
-SMALL_RANGE = 64 * 2**10
+__all__ = ["running", "stand_in"]  # fixtures
+
+
+@pytest.fixture(autouse=True)
+def _small_ranges(monkeypatch):
+    monkeypatch.setattr(ranges, "RANGE", 64 * 2**10)
 
 
 @pytest.fixture(scope="session")
@@ -20,22 +25,6 @@ def model(tmp_path_factory) -> Path:
     for name in ("pytorch_model.bin", "modeling.py", "consolidated.safetensors", "README.md"):
         (folder / name).write_bytes(b"unwanted")
     return folder
-
-
-@pytest.fixture(scope="session")
-def running(tmp_path_factory):
-    with running_stand_in(tmp_path_factory.mktemp("stand_in")) as stand_in:
-        yield stand_in
-
-
-@pytest.fixture
-def stand_in(running, monkeypatch) -> RunningStandIn:
-    """With no faults yet; clients have small ranges and little patience."""
-    running.set_faults()
-    monkeypatch.setattr(ranges, "RANGE", SMALL_RANGE)
-    monkeypatch.setattr(patience, "_FIRST_PAUSE_S", 0.01)
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", running.url)
-    return running
 
 
 @pytest.fixture(params=["hub", "bucket"])

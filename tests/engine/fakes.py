@@ -330,7 +330,7 @@ _ids = iter(range(10**9))
 
 def make_request(prompt: Sequence[int], max_tokens: int = 4, *, id: str = "", **changes) -> Request:
     """A request with an id of its own; `changes` are those of SamplingParams and of new_request."""
-    given = {name: changes.pop(name) for name in ("adapter", "cache_salt", "end_ids") if name in changes}
+    given = {name: changes.pop(name) for name in ("adapter", "caller", "cache_salt", "end_ids") if name in changes}
     sampling = SamplingParams(max_tokens=max_tokens, **changes)
     # Refusals are the engine's to make, so the request itself is made under limits that allow anything.
     limits = make_limits(max_model_len=2**30, num_blocks=2**30, vocab_size=2**30, num_adapters=1)

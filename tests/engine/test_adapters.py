@@ -17,8 +17,8 @@ def with_adapters(num_adapters: int, **changes) -> tuple[Engine, FakeRunner, Fak
     return engine, runner, carrier
 
 
-def ask(engine: Engine, adapter: str, max_tokens: int = 4) -> Request:
-    request = make_request([1, 2, 3], max_tokens, adapter=adapter)
+def ask(engine: Engine, adapter: str, max_tokens: int = 4, caller: str = "") -> Request:
+    request = make_request([1, 2, 3], max_tokens, adapter=adapter, caller=caller)
     engine.add(request)
     return request
 
@@ -100,6 +100,35 @@ def test_an_adapter_is_loaded_between_the_steps_before_and_those_with_it():
     assert [each for each in runner.order if each != "step"] == ["load a", "load b"]
     assert "step" in runner.order[: runner.order.index("load a")]
     assert [each.output for each in (base, first, second)] == [alone(each) for each in (base, first, second)]
+
+
+def test_of_several_that_have_come_one_is_loaded_a_step():
+    """Those who decode wait for a load, and the memory plan counts one that is on its way."""
+    engine, runner, carrier = with_adapters(4, max_running=8)
+    base = ask(engine, "", 20)
+    step(engine, count=2)
+    requests = [ask(engine, name) for name in "abcd"]
+    carrier.bring_all()
+    hear(engine, carrier)
+    before = len(runner.order)
+    drain(engine)
+    assert runner.order[before : before + 8] == ["load a", "step", "load b", "step", "load c", "step", "load d", "step"]
+    assert [each.output for each in (base, *requests)] == [alone(each) for each in (base, *requests)]
+
+
+def test_one_whose_turn_to_be_loaded_is_to_come_loses_its_slot_to_nobody_behind_it():
+    engine, runner, carrier = with_adapters(2)
+    run_alone(engine, "x", "y")
+    first, second, behind = ask(engine, "a"), ask(engine, "b"), ask(engine, "y")
+    carrier.bring_all()
+    hear(engine, carrier)
+    engine.step()
+    assert runner.adapters == ["", "a", "y"]
+    assert not is_running(engine, behind)
+    engine.step()
+    assert runner.adapters == ["", "a", "b"]
+    drain(engine)
+    assert [each.output for each in (first, second, behind)] == [alone(each) for each in (first, second, behind)]
 
 
 def test_a_slot_is_rewritten_while_the_last_step_that_reads_it_is_under_way():
@@ -251,6 +280,37 @@ def test_where_it_comes_later_the_adapter_of_one_ahead_takes_the_slot_of_one_beh
     assert carrier.asked == ["b"]  # again
     drain(engine)
     assert [each.output for each in (base, first, second)] == [alone(each) for each in (base, first, second)]
+
+
+def test_a_caller_that_has_more_than_half_of_the_slots_takes_none_of_others():
+    engine, runner, _ = with_adapters(4)
+    for adapter, caller in (("b1", "b"), ("c1", "c"), ("a1", "a"), ("a2", "a")):
+        ask(engine, adapter, caller=caller)
+        drain(engine)
+    flood = [ask(engine, f"a{number}", caller="a") for number in range(3, 30)]
+    while not all(request.finish_reason for request in flood):
+        late = ask(engine, "c1", max_tokens=1, caller="c")
+        step(engine, count=2)
+        assert late.finish_reason is not None, "it waits for its adapter, or for others"
+    assert set(runner.adapters) == {"", "c1", "a27", "a28", "a29"}  # b1 went where the caller had half of the slots
+    assert all(request.output == alone(request) for request in flood)
+    ask(engine, "b1", caller="b")
+    drain(engine)
+    assert set(runner.adapters) == {"", "c1", "b1", "a28", "a29"}
+
+
+def test_a_caller_closes_no_more_of_others_than_it_may_take():
+    engine, _, _ = with_adapters(4, max_running=16)
+    for adapter, caller in (("b1", "b"), ("b2", "b"), ("a1", "a"), ("a2", "a")):
+        ask(engine, adapter, 30, caller=caller)
+    step(engine, count=6)
+    flood = [ask(engine, f"a{number}", caller="a") for number in range(3, 9)]
+    step(engine)
+    late = {adapter: ask(engine, adapter, caller="b") for adapter in ("b1", "b2")}
+    step(engine, count=2)
+    assert [name for name, request in late.items() if is_running(engine, request)] == ["b2"]
+    drain(engine)
+    assert all(request.output == alone(request) for request in (*flood, *late.values()))
 
 
 def test_an_adapter_that_nobody_waits_for_any_more_is_cancelled():

@@ -65,8 +65,14 @@ def random_requests(rng: random.Random) -> list[Request]:
         "" if rng.random() < 0.2 else f"a{rng.randrange(popular if rng.random() < 0.5 else NUM_ADAPTERS)}"
         for _ in range(80)
     ]
+    callers = rng.choice(["a", "ab", "aaaab", "abcdefgh"])
     return [
-        make_request([*shared[: rng.randrange(13)], rng.randrange(VOCAB)], rng.choice([1, 2, 6, 20]), adapter=adapter)
+        make_request(
+            [*shared[: rng.randrange(13)], rng.randrange(VOCAB)],
+            rng.choice([1, 2, 6, 20]),
+            adapter=adapter,
+            caller=rng.choice(callers),
+        )
         for adapter in adapters
     ]
 

@@ -1,13 +1,18 @@
 """One host of a replica whose steps do next to nothing: `python replica_host.py ROLE ADDRESS [SILENCE]`."""
 
+import hashlib
 import os
 import sys
 import threading
 import time
+from collections.abc import Buffer, Callable
 
 import numpy as np
 
+from hex_llm import follower
+from hex_llm.config import Config
 from hex_llm.errors import StartError
+from hex_llm.launch.task import EngineTask, Task
 from hex_llm.runner import followers as followers_module
 from hex_llm.runner.buckets import Bucket, Variant
 from hex_llm.runner.followers import Followers, Leader, Replica, follow
@@ -33,19 +38,52 @@ def as_text(packed: PackedStep) -> str:
     return f"{packed.bucket} {packed.variant!r} {[a.tolist() if isinstance(a, np.ndarray) else a for a in arrays]}"
 
 
+def rows_of(number: int) -> np.ndarray:
+    """What a host gets of an adapter: more than goes into a message."""
+    return np.arange(number, number + 3 * 2**17, dtype=np.float32).reshape(2, -1)
+
+
+def load_as_text(slot: int, data: Buffer) -> str:
+    return f"load {slot} {hashlib.sha256(data).hexdigest()}"
+
+
 class Saying:
-    """Runs a step by printing it."""
+    """Runs steps and loads adapters by printing them."""
 
     def run(self, packed: PackedStep) -> None:
         say(as_text(packed))
 
+    def load_bytes(self, slot: int, data: bytearray) -> None:
+        say(load_as_text(slot, data))
 
-def lead(replica: Replica, silence: float, *, patience: float = 60) -> None:
+
+class WithoutMemory(Saying):
+    def load_bytes(self, slot: int, data: bytearray) -> None:
+        raise MemoryError("no room")
+
+
+def send_adapters(followers: Followers) -> None:
+    """Two that take turns in the second slot, with a step after each load, and a third when the first is gone."""
+    adapters = [followers.share({0: np.zeros(1), 1: rows_of(number)}) for number in (1, 2)]
+    for number in range(3):
+        followers.load(2, adapters[number % 2])
+        followers.send(packed_step(number))
+    del adapters[0]
+    followers.load(1, followers.share({0: np.zeros(1), 1: rows_of(3)}))
+
+
+def send_steps(followers: Followers) -> None:
+    for number in range(3):
+        followers.send(packed_step(number))
+
+
+def lead(
+    replica: Replica, silence: float, *, patience: float = 60, tell: Callable[[Followers], None] = send_steps
+) -> None:
     followers = Followers(replica, failed=lambda code: say(f"failed {code}"), silence=silence)
     followers.wait(patience)
     say("joined")
-    for number in range(3):
-        followers.send(packed_step(number))
+    tell(followers)
     for line in sys.stdin:
         if line == "end\n":
             followers.end()
@@ -58,7 +96,12 @@ def main(role: str, address: str, silence: float = 20.0) -> None:
     followers_module._END_S = END_S
     replica = Replica(0, 2, f"tcp:{address}", KEYS.get(role, b"key"))
     if role.startswith("leader"):
-        lead(replica, silence, patience=0.5 if role == "leader alone" else 60)
+        patience = 0.5 if role == "leader alone" else 60
+        lead(replica, silence, patience=patience, tell=send_adapters if role == "leader with adapters" else send_steps)
+    if role == "follower without memory":
+        follower._build = lambda task: WithoutMemory()
+        task = Task((EngineTask(Config()),), fronts=(), rank=1, num_ranks=2, steps=replica.address)
+        sys.exit(follower.run_follower(task, replica.key))
     leader = Leader(replica, 1, timeout=60, silence=silence)
     say("joined")
     if role == "follower without a model":

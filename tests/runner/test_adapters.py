@@ -1,10 +1,14 @@
 """Adapters in a real engine: requests of many share steps with each other and with the model alone, and each is
 answered as by a model with the adapter merged into its weights."""
 
+import itertools
 import queue
 import shutil
+import time
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -16,7 +20,10 @@ from hex_llm.engine.carrier import AdapterLost, FromCarrier
 from hex_llm.engine.sampling import SamplingParams
 from hex_llm.errors import AdapterNotAllowed, RequestError
 from hex_llm.llm import LLM
+from hex_llm.lora.adapter import open_adapter
 from hex_llm.lora.open_store import open_store
+from hex_llm.runner import adapter_carrier
+from hex_llm.runner.packed_adapter import PackedAdapter
 from tests.checkpoints import write_llama
 from tests.lora.adapters import peft_config, random_pairs, tensors_of, write_adapter
 from tests.runner.engines import SMALL, make_engine, run, tokens
@@ -137,6 +144,28 @@ def test_steps_without_adapters_run_the_programs_without(engines):
         runner._compiler.get = get
 
 
+def test_an_adapter_is_sent_to_the_device_when_the_one_before_is_in_its_place(engines, monkeypatch):
+    """As the memory plan has it, however slow the device is."""
+    runner, sent = engines.engine._runner, []
+
+    def in_place() -> bool:
+        return all(array.is_ready() for array in jax.tree.leaves(runner._pairs))
+
+    @jax.jit
+    def slowly(array: jax.Array) -> jax.Array:
+        one = jnp.eye(512, dtype=array.dtype)
+        late = jax.lax.fori_loop(0, 50, lambda _, each: each @ one, one)
+        return array * late[0, 0]
+
+    put = jax.device_put
+    monkeypatch.setattr(jax, "device_put", lambda *given: sent.append(in_place()) or put(*given))
+    runner._pairs = jax.tree.map(slowly, runner._pairs)
+    assert not in_place()
+    nothing = runner._compiler.programs.adapter
+    runner.load_adapter(1, PackedAdapter(np.zeros(nothing.shape, nothing.dtype)))
+    assert sent == [True]
+
+
 def test_an_adapter_that_is_gone_costs_its_own_requests_only(folder, sources, alone, tmp_path):
     bad = tmp_path / "bad"
     shutil.copytree(sources["a1"], bad)
@@ -149,6 +178,39 @@ def test_an_adapter_that_is_gone_costs_its_own_requests_only(folder, sources, al
     (lost,) = engines.lost
     assert (lost.identity, lost.status) == (identity, 503)
     assert "another adapter" in lost.message
+
+
+def test_answers_under_way_go_on_while_adapters_are_read(folder, sources, alone, monkeypatch):
+    """Each takes two seconds here; no two tokens of others are as much as half of that apart."""
+    engines = Engines(folder, sources, dtype="float32")
+    engine, limits = engines.engine, engines.engine.limits
+
+    def load_beside_another(*adapters: str) -> list[float]:
+        """When that one's tokens came, of one answer after the other."""
+        named = [
+            new_request(each, PROMPTS[0], GREEDY, limits, adapter=engines.store.identify(each), adapter_source=each)
+            for each in adapters
+        ]
+        times = []
+        while not all(request.finish_reason for request in named):
+            base = new_request("base", PROMPTS[1], GREEDY, limits)
+            engine.add(base)
+            while base.finish_reason is None:
+                times += [time.monotonic() for output in engine.step() if output.request_id == base.id]
+                while not engines.inbox.empty():
+                    engine.hear(engines.inbox.get())
+                if len(times) == 2:
+                    for request in named:
+                        engine.add(request)
+        assert [request.output for request in named] == [alone[request.adapter_source][0] for request in named]
+        return times
+
+    first, second, third, *_ = sources.values()
+    load_beside_another(first)  # by which all is compiled
+    monkeypatch.setattr(adapter_carrier, "open_adapter", lambda *given: time.sleep(2) or open_adapter(*given))
+    times = load_beside_another(second, third)
+    assert times[-1] - times[0] > 2
+    assert max(after - before for before, after in itertools.pairwise(times)) < 1
 
 
 @pytest.mark.parametrize("flags", [{"kv_cache_dtype": "int8"}, {"async_scheduling": False}, {"quantization": "int8"}])

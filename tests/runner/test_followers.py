@@ -5,13 +5,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.runner.replica_host import END_S, as_text, packed_step
+from hex_llm.runner.followers import Followers, Replica
+from hex_llm.runner.step_wire import AdapterPart, Forget, Step
+from tests.runner.replica_host import END_S, as_text, load_as_text, packed_step, rows_of
 
 SCRIPT = Path(__file__).parent / "replica_host.py"
 
@@ -61,6 +64,70 @@ def test_steps_arrive_as_they_were_sent_and_an_end_is_no_loss(hosts):
     leader.communicate("end\n", timeout=END_S / 2)  # the leader does not wait for longer than the follower takes
     assert end_of(follower) == (0, "")
     assert leader.returncode == 0
+
+
+def test_adapters_arrive_as_they_were_sent_and_in_order_with_the_steps(hosts):
+    hosts.start("leader with adapters")
+    follower = hosts.start("follower")
+    assert follower.stdout.readline() == "joined\n"
+    expected = []
+    for number, adapter in enumerate((1, 2, 1)):
+        expected += [load_as_text(2, rows_of(adapter).tobytes()), as_text(packed_step(number))]
+    expected.append(load_as_text(1, rows_of(3).tobytes()))
+    assert [follower.stdout.readline() for _ in expected] == [line + "\n" for line in expected]
+
+
+def test_a_follower_that_cannot_load_an_adapter_ends_the_leader(hosts):
+    leader, follower = hosts.start("leader with adapters"), hosts.start("follower without memory")
+    code, errors = end_of(leader)
+    assert code == 70
+    assert errors.endswith("has failed in a step: MemoryError: no room\n")
+    assert end_of(follower)[0] == 70
+
+
+class Line:
+    """In place of a connection to the one host that follows; one message at a time goes over it."""
+
+    def __init__(self):
+        self.sent: list = []
+        self.during: Callable[[], None] = lambda: None  # what else happens while the second is sent
+        self._lock = threading.Lock()
+        self.followers = Followers(Replica(0, 2, "tcp:127.0.0.1:0", b"key"), failed=lambda code: None)
+        self.followers._peers[1] = self
+        self.followers.wait(0)
+
+    def send(self, message) -> None:
+        with self._lock:
+            self.sent.append(message)
+            if len(self.sent) == 2:
+                self.during()
+
+
+def test_a_step_waits_for_one_part_of_an_adapter():
+    line = Line()
+    stepping = threading.Thread(target=lambda: line.followers.send(packed_step(0)))
+
+    def begin_a_step() -> None:
+        stepping.start()
+        while line.followers._between_steps.is_set():  # it has not come to where it waits for the part
+            time.sleep(0.001)
+
+    line.during = begin_a_step
+    line.followers.share({0: rows_of(0), 1: rows_of(1)})
+    stepping.join()
+    assert [type(each) for each in line.sent] == [AdapterPart, AdapterPart, Step, *[AdapterPart] * 4]
+
+
+def test_adapters_that_nobody_has_any_more_are_forgotten_by_all_hosts():
+    line = Line()
+    first, second = (line.followers.share({0: rows_of(0), 1: rows_of(1)}) for _ in range(2))
+    line.sent.clear()
+    del second
+    third = line.followers.share({0: rows_of(0), 1: rows_of(3)})
+    forget, *parts = line.sent
+    assert forget == Forget(2)
+    assert {part.number for part in parts} == {third.number} == {first.number + 2}
+    assert b"".join(part.data for part in parts) == rows_of(3).tobytes()
 
 
 def test_a_follower_that_is_killed_ends_a_leader_that_waits_in_a_step(hosts):

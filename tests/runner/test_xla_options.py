@@ -22,11 +22,12 @@ PROGRAMS = list(
     all_programs(Buckets(decode_padding=1, max_decodes=64, mixed_padding=8, max_mixed_tokens=4096, max_mixed_seqs=8))
 )
 ARCH = {"embed_size": 4096, "mlp_size": 14336, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+LONG = jax.ShapeDtypeStruct((1 << 14, 1 << 14), jnp.bfloat16)  # a layer's weights that take the device a while
 STEPS = [program for program in PROGRAMS if isinstance(program, Forward)]
 OTHERS = [program for program in PROGRAMS if not isinstance(program, Forward)]
 
 
-def compiler_options(program: Program, dtype=jnp.bfloat16, weights: Sequence[Any] = (), **changes: int) -> dict:
+def compiler_options(program: Program, dtype=jnp.bfloat16, weights: Sequence[Any] = (LONG,), **changes: int) -> dict:
     params = SimpleNamespace(embed=jax.ShapeDtypeStruct((8, 8), dtype), layers=weights)
     biases = {"qkv_bias": False, "o_bias": False, "mlp_bias": False}
     arch: Any = SimpleNamespace(**ARCH | {"num_layers": 1, "num_experts": 0} | biases | changes)
@@ -158,6 +159,20 @@ def test_on_a_gpu_a_model_in_few_bits_is_a_chain_if_kernels_take_all_of_its_weig
     without = [
         step
         for step in STEPS
-        if compiler_options(step, weights=(dense, taken, weight)).get("xla_gpu_enable_command_buffer") == ""
+        if compiler_options(step, weights=(LONG, dense, taken, weight)).get("xla_gpu_enable_command_buffer") == ""
     ]
     assert without == (few if is_chain else [])
+
+
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize(
+    ("weight", "fewest"), [(LONG, 1), ("bf16", 32), ("int4", 32), ("fp8", MAX_TOKENS + 1), ("w8a8", MAX_TOKENS + 1)]
+)
+def test_on_a_gpu_layers_that_are_over_before_the_host_has_launched_them_are_graphs(weight, fewest):
+    if weight == "bf16":
+        weight = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
+    elif isinstance(weight, str):
+        weight = in_few_bits(weight, "hopper" if weight == "int4" else "plain", 4096)
+    few = [step for step in STEPS if step.bucket.tokens <= MAX_TOKENS]
+    without = [step for step in few if "xla_gpu_enable_command_buffer" in compiler_options(step, weights=(weight,))]
+    assert without == [step for step in few if step.bucket.tokens >= fewest]

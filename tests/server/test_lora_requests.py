@@ -84,6 +84,15 @@ def refusal(server: Front, path: str, body: dict[str, Any], status: int, *, key:
     return response.json()["error"]
 
 
+def test_an_engine_tells_callers_apart_by_their_keys(server: Front) -> None:
+    for key in ("a-key", "another-key", "a-key"):
+        for path, body in BODIES.items():
+            assert server.post(path, body, key=key).status_code == 200
+    first, other, last = [each.caller for each in server.requests[:: len(BODIES)]]
+    assert first == last != other
+    assert all(each.caller for each in server.requests)
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_a_model_may_be_an_adapter(server: Front, shelf: Shelf, path: str) -> None:
     body = BODIES[path] | {"return_token_ids": True}
