@@ -11,7 +11,7 @@ from hex_llm.kernels import hopper
 from hex_llm.kernels.activation import gated
 from hex_llm.kernels.lora_matmul import api, gpu, reference
 from hex_llm.kernels.lora_matmul.gpu_own import keep_own
-from hex_llm.kernels.lora_matmul.weight import Adapted, Pairs
+from hex_llm.kernels.lora_matmul.weight import Adapted, Own, Pairs
 from hex_llm.kernels.matmul import gpu as matmul_gpu
 from hex_llm.kernels.matmul import reference as matmul_reference
 from hex_llm.kernels.matmul.gpu import Plan
@@ -148,7 +148,13 @@ def test_layers_are_a_chain_with_adapters_too(monkeypatch):
 
 def wanted(tokens: int = 8, rows: tuple[int, ...] = (128,), size: int = 64, slots: int = 4, rank: int = 16) -> Any:
     """Shapes."""
-    return jax.eval_shape(lambda: case(tokens, rows, size, slots=slots, rank=rank))
+
+    def array(*shape: int, dtype: Any = BF16) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    pairs = Pairs(array(len(rows), slots, rank, size), tuple(array(each, slots, rank) for each in rows))
+    own = Own(array(tokens, dtype=jnp.int32), array(tokens, slots, dtype=jnp.int8))
+    return array(tokens, size), Adapted(array(sum(rows), size), pairs, own)
 
 
 def test_products_with_adapters_are_a_chain_s_where_kernels_do_their_shapes(monkeypatch):
@@ -179,3 +185,19 @@ def test_shapes_of_an_8b_model_are_taken_and_fill_the_chip(monkeypatch, tokens, 
     plan = gpu.first_plan(tokens, weight.pairs)
     blocks = len(rows) * 16 * 16 // plan.rows * plan.splits
     assert hopper.SMS // 2 < blocks <= hopper.SMS
+
+
+@pytest.mark.parametrize("room", [(4, 16), (12, 16), (16, 16), (16, 64), (1, 64), (256, 8)])
+@pytest.mark.parametrize("rows", [(896, 128, 128), (3584, 512, 512), (18944, 18944), (8192, 1024, 1024), (24576,)])
+def test_a_product_that_is_taken_has_a_plan_that_the_kernel_does(monkeypatch, rows, room):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    slots, rank = room
+    for tokens in (1, 8, 33, 64, 100, 128):
+        for activation in (None, "silu"):
+            x, weight = wanted(tokens, rows, 3584, slots=slots, rank=rank)
+            assert api.takes(x, weight, activation=activation)
+            plan = gpu._plan(tokens, weight, activation)
+            assert (sum(rows) % plan.rows, 3584 % (plan.depth * plan.splits), slots * rank % plan.depth) == (0, 0, 0)
+            # Where `in` is split, and some have more steps than others, a block has one piece.
+            assert plan.splits == 1 or sum(rows) // plan.rows * plan.splits <= (plan.blocks or hopper.SMS)
+            assert matmul_gpu.ring_slots(tokens, plan) >= 4
