@@ -31,9 +31,9 @@ def compiler_options(programs: Programs, program: Program) -> dict[str, bool | i
     # A profile shall show what runs without one.
     options: dict[str, bool | int | str] = {"xla_enable_command_buffers_during_profiling": True}
     if isinstance(program, Forward):
-        # With a few rows Triton's matmuls are the faster ones, with more of them cuBLAS's.
-        options["xla_gpu_enable_triton_gemm"] = program.bucket.tokens < 16
         tokens = program.bucket.tokens
+        # With a few rows Triton's matmuls are the faster ones, with more of them cuBLAS's.
+        options["xla_gpu_enable_triton_gemm"] = tokens < 16
         if _is_chain(programs, tokens) and not _waits_for_host(programs, tokens):
             # In a graph no kernel of the chain could begin ahead of the end of the one in front.
             options["xla_gpu_enable_command_buffer"] = ""

@@ -1,6 +1,7 @@
 """Merging the partial attention of a row's chunks, in order: the second, small kernel of decode attention."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -57,7 +58,7 @@ def merge(
                 ]
                 for head in range(heads)
             ]
-            return [_merge_into(*sums_of_head, parts) for sums_of_head, parts in zip(sums, loaded, strict=True)]
+            return [merge_into(*sums_of_head, parts) for sums_of_head, parts in zip(sums, loaded, strict=True)]
 
         zero = plgpu.layout_cast(jnp.zeros((z.head_dim,), jnp.float32), layout)
         none = [(zero, *each) for each in begin]
@@ -75,14 +76,19 @@ def merge(
     )(averages, exponents, plan.sequences, sinks)
 
 
-def _merge_into(
-    average: Array, largest: Array, weight: Array, parts: list[tuple[Array, Array]]
+def merge_into(
+    average: Array,
+    largest: Array,
+    weight: Array,
+    parts: list[tuple[Array, Array]],
+    wide: Callable[[Array], Array] = lambda each: each,
 ) -> tuple[Array, Array, Array]:
-    """A running average with some more partial ones, each with its exponent, added."""
+    """A running average with some more partial ones, each with its exponent, added. Where the exponents are several,
+    `wide` spreads what goes with each over its numbers."""
     new_largest = functools.reduce(jnp.maximum, [exponent for exponent, _ in parts], largest)
     decay = jnp.exp2(largest - new_largest)
-    average, weight = average * decay, weight * decay
+    average, weight = average * wide(decay), weight * decay
     for exponent, part in parts:
         share = jnp.exp2(exponent - new_largest)
-        average, weight = average + part * share, weight + share
+        average, weight = average + part * wide(share), weight + share
     return average, new_largest, weight

@@ -8,17 +8,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
-from jax.experimental.mosaic.gpu import fragmented_array
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from hex_llm.kernels.gpu_warps import WARPS, warp_per_row
 from hex_llm.kernels.hopper import LOG2E
-from hex_llm.kernels.paged_attention.gpu_decode_merge import FEW_ROWS
+from hex_llm.kernels.paged_attention.gpu_decode_merge import FEW_ROWS, merge_into
 from hex_llm.kernels.paged_attention.gpu_decode_plan import DecodePlan
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import Sizes
 from hex_llm.kernels.quant_matmul.gpu_rows import divided
 from hex_llm.kernels.quant_matmul.rows import EightBits, Rows
 
-WARPS = 4  # each has a head, of so many neighbours
 LOADS = 16  # of neighbours' partial results that a block has under way
 MOST_NUMBERS = 8192  # of a token: they are in registers
 
@@ -40,9 +39,7 @@ def merge_rows(
 ) -> Rows:
     """As `merge`, brought to 8 bits: [num_seqs, N * H], of zeros past the sequences."""
     z = sizes
-    vector = min(4, z.head_dim // 32)
-    tiling = fragmented_array.Tiling(((WARPS, 32 * vector), (vector,)))
-    layout = plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
+    layout = warp_per_row(WARPS, z.head_dim)  # a head for each warp, of so many neighbours
     # Of each of the neighbours: which row of the sequence, and the first of its heads.
     neighbours = [(kv, head) for kv in range(z.num_kv_heads) for head in range(0, z.group, WARPS)]
     at_once = max(1, LOADS // len(neighbours))
@@ -61,6 +58,9 @@ def merge_rows(
 
         def every(value: Any) -> Array:
             return plgpu.layout_cast(jnp.full((WARPS,), value, jnp.float32), layout.reduce(1))
+
+        def wide(of_heads: Array) -> Array:
+            return lax.broadcast_in_dim(of_heads, shape, [0])
 
         # A sink is a partial result that was there before: its weight is 1, and its average 0.
         begin = [(every(-jnp.inf), every(0))] * len(neighbours)
@@ -83,7 +83,7 @@ def merge_rows(
                     heads_ref = averages_ref.at[row, place, pl.ds(head, WARPS)]
                     average = plgpu.load(heads_ref, layout=layout, optimized=False)
                     parts.append((jnp.where(is_there, exponent, every(-jnp.inf)), average))
-                merged.append(_merge_into(*so_far, parts))
+                merged.append(merge_into(*so_far, parts, wide))
             return merged
 
         zero = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), layout)
@@ -91,7 +91,7 @@ def merge_rows(
         sums = lax.fori_loop(0, lax.div(chunks + (at_once - 1), at_once), merge_some, none)
         # Rounded as tokens are that come as they are.
         heads = [
-            (average / _wide(jnp.maximum(weight, every(1e-30)), shape)).astype(jnp.bfloat16).astype(jnp.float32)
+            (average / wide(jnp.maximum(weight, every(1e-30)))).astype(jnp.bfloat16).astype(jnp.float32)
             for average, _, weight in sums
         ]
         if given is None:
@@ -117,20 +117,3 @@ def merge_rows(
     given = None if how.input_scale is None else how.input_scale.reshape(1)
     values, scale = kernel(averages, exponents, plan.sequences, sinks, given)
     return Rows(values.reshape(num_seqs, -1), scale, "bfloat16")
-
-
-def _merge_into(
-    average: Array, largest: Array, weight: Array, parts: list[tuple[Array, Array]]
-) -> tuple[Array, Array, Array]:
-    """Running averages [heads, H] with some more partial ones, each with its exponents [heads], added."""
-    new_largest = functools.reduce(jnp.maximum, [exponent for exponent, _ in parts], largest)
-    decay = jnp.exp2(largest - new_largest)
-    average, weight = average * _wide(decay, average.shape), weight * decay
-    for exponent, part in parts:
-        share = jnp.exp2(exponent - new_largest)
-        average, weight = average + part * _wide(share, part.shape), weight + share
-    return average, new_largest, weight
-
-
-def _wide(of_heads: Array, shape: tuple[int, ...]) -> Array:
-    return lax.broadcast_in_dim(of_heads, shape, [0])

@@ -14,10 +14,10 @@ from jax.experimental.mosaic.gpu import fragmented_array
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 
+from hex_llm.kernels.gpu_warps import LANES
 from hex_llm.pytree import pytree
 
 COLUMNS = 16  # that are in another order among themselves: of 4 threads, two pairs each
-LANES = 32
 
 
 @pytree
