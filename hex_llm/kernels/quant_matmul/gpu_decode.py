@@ -1,8 +1,9 @@
 """From codes to bfloat16 in the registers of a warpgroup, by a few instructions for two numbers at a time.
 
-Whole numbers become the last bits of bfloat16 numbers whose exponent makes these count in ones, from which a constant
-is subtracted: exact, as is what a zero leaves. What is in a table is looked up byte by byte. Then comes the one
-rounding, when a group's scale is multiplied with.
+The last 8 bits of a bfloat16 number with no others set count in 2^-133: what has no exponent and what has the smallest
+are on one line. So a whole number is there as soon as the other bits are masked off, wherever it stands in those 8; one
+multiplication makes 1/64 of it, as much as a bfloat16 factor can, and subtracts as much of a zero: exact. What is in a
+table is looked up byte by byte. Then comes the one rounding, when a group's scale is multiplied with.
 """
 
 from typing import Any
@@ -15,13 +16,16 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, vector
 
-from hex_llm.kernels.hopper import INT8_PAIRS, INT8_TO_BFLOAT16
-from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, LINE, VECTOR, Grouping, chunk_lines
+from hex_llm.kernels.hopper import INT8_PAIRS
+from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, LINE, VECTOR, WHOLE, Grouping, chunk_lines
 from hex_llm.kernels.quant_matmul.weight import HOPPER_ROWS, TABLES, Coding
 
 ROW_LAYOUT = plgpu.Layout.WGMMA.reduce(1)
 HALF_ROWS = 2  # a thread has numbers of two rows
-ONES = 0x43004300  # twice 128, whose last 7 bits count in ones
+# Twice the power of two that makes 64ths of each pair of a word: of whole numbers of 2^-133, and, with the upper 4 of
+# the last 8 bits, of 2^-129.
+FACTORS = {"int8": (0x7F007F00,), "int4": (0x7F007F00, 0x7D007D00)}
+FIRST = {"int8": 0xC000C000, "int4": 0}  # twice what is added to 64ths where there is no zero: -2 is 128 less
 LARGE = 0x7B807B80  # twice 2^120: by so much smaller is a bfloat16 number than one of 8 bits with the same exponent
 
 
@@ -48,31 +52,38 @@ def decode(words: Array, scales: tuple[Array, ...], coding: Coding, grouping: Gr
     def convert(_: Any, words: Any, scales: Any) -> Any:
         registers = [vector.extract(each, [], [i]) for each in words.registers.flat for i in range(VECTOR)]
         numbers = [number for word in registers for number in _numbers(word, coding)]
-        if grouping is None:
-            if coding == "int4":
-                numbers = [_asm(f"mov.b32 a, {ONES}; sub.bf16x2 $0, $1, a;", number) for number in numbers]
-        else:
-            groups = _groups([_rows(each) for each in scales], grouping, chunk)
-            if coding == "fp8":
-                groups = [
-                    [(_asm(f"mov.b32 a, {LARGE}; mul.bf16x2 $0, $1, a;", scale), zero) for scale, zero in rows]
-                    for rows in groups
-                ]
-            span = len(numbers) // len(groups)
-            numbers = [_scaled(number, *groups[i // span][i % HALF_ROWS]) for i, number in enumerate(numbers)]
+        groups = _groups([_rows(each) for each in scales], grouping, chunk)
+        if coding == "fp8":
+            groups = [
+                [(_asm(f"mov.b32 a, {LARGE}; mul.bf16x2 $0, $1, a;", scale), zero) for scale, zero in rows]
+                for rows in groups
+            ]
+        span = len(numbers) // len(groups)
+        places = [groups[i // span][i % HALF_ROWS] for i in range(len(numbers))]
+        if coding in WHOLE:
+            factors = FACTORS[coding]
+            numbers = [
+                _less(number, factors[i % len(factors)], zero, coding)
+                for i, (number, (_, zero)) in enumerate(zip(numbers, places, strict=True))
+            ]
+        if grouping is not None:
+            numbers = [
+                _asm("mul.bf16x2 $0, $1, $2;", number, scale)
+                for number, (scale, _) in zip(numbers, places, strict=True)
+            ]
         return operand(numbers)
 
     return convert(words, scales)  # pyright: ignore[reportCallIssue]
 
 
 def _numbers(word: Any, coding: Coding) -> list[Any]:
-    """Of a word the pairs of bfloat16 numbers, in the order of registers; of 4 bits with 128 too much."""
+    """Of a word the pairs of bfloat16 numbers, in the order of registers; of whole ones as `FACTORS` expects them."""
     match coding:
         case "int8":
-            return [_asm(INT8_TO_BFLOAT16.format(which), word) for which in INT8_PAIRS]
+            return [_asm(f"prmt.b32 $0, $1, 0, {which};", word) for which in INT8_PAIRS]
         case "int4":
-            text = "shr.u32 a, $1, {}; lop3.b32 $0, a, 0x000f000f, {}, 0xea;"
-            return [_asm(text.format(4 * pair, ONES), word) for pair in range(4)]
+            upper = _asm("shr.u32 $0, $1, 8;", word)
+            return [_asm(f"and.b32 $0, $1, {mask};", half) for half in (word, upper) for mask in (0x000F000F, 0x00F000F0)]
         case "fp8":
             # The bits of a number are those of a bfloat16 one with a smaller exponent: what lacks is in the scales.
             text = (
@@ -106,22 +117,27 @@ def _rows(scale: Any) -> list[Any]:
     return [mgpu.utils.bitcast(each, i32) for each in scale.registers.flat]
 
 
-def _groups(words: list[list[Any]], grouping: Grouping, chunk: int) -> list[list[tuple[Any, Any | None]]]:
-    """(scale, zero), twice in a register, of each group of a chunk and each of a thread's rows."""
+def _groups(words: list[list[Any]], grouping: Grouping | None, chunk: int) -> list[list[tuple[Any, Any]]]:
+    """(scale, zero), twice in a register, of each group of a chunk and each of a thread's rows; None where there is
+    none."""
 
     def twice(word: Any, half: int) -> Any:
         return _asm(f"prmt.b32 $0, $1, $1, {(0x1010, 0x3232)[half]};", word)
 
+    if grouping is None:
+        return [[(None, None)] * HALF_ROWS]
     if grouping.has_zeros:
         return [[(twice(row, 0), twice(row, 1)) for row in rows] for rows in words]
     halves = (chunk,) if grouping.words == 1 else (0, 1)
     return [[(twice(row, half), None) for row in rows] for rows in words for half in halves]
 
 
-def _scaled(number: Any, scale: Any, zero: Any | None) -> Any:
+def _less(number: Any, factor: int, zero: Any | None, coding: Coding) -> Any:
+    """A 64th of what a whole number is more than its zero."""
+    text = f"mov.b32 a, {factor}; fma.rn.bf16x2 $0, $1, a, {{}};"
     if zero is None:
-        return _asm("mul.bf16x2 $0, $1, $2;", number, scale)
-    return _asm("sub.bf16x2 a, $1, $3; mul.bf16x2 $0, a, $2;", number, scale, zero)
+        return _asm(f"mov.b32 b, {FIRST[coding]}; " + text.format("b"), number)
+    return _asm(text.format("$2"), number, zero)
 
 
 def operand(numbers: list[Any]) -> Any:

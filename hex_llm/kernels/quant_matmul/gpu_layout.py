@@ -6,9 +6,12 @@ neighbours, and has nothing to exchange with them.
 
 Where a row has one scale and no zero, `scale` is that, [..., out, 1] float32, for the sums of the row. Else it is
 [..., out / 64, in / 128, words, 64] int32: of each row of a tile the bfloat16 numbers of its groups, two in a word. Of
-whole numbers these are a group's scale and zero (with 4 bits 128 more than that, as the decoder wants it), of others
-the scales of two groups. Groups are of 32, 64 or 128 columns; larger ones are repeated, and of a table those of
-128, too. Scales are rounded to bfloat16, for a kernel multiplies in that.
+whole numbers these are a group's scale and zero, of others the scales of two groups. Groups are of 32, 64 or 128
+columns; larger ones are repeated, and of a table those of 128, too. Scales are rounded to bfloat16, for a kernel
+multiplies in that.
+
+The decoder makes 1/64 of a whole number, less its zero, in one instruction (`gpu_decode`). So scales of those are 64
+times as large here, zeros are a negative 64th, and 8-bit codes are without a sign, counted from -128.
 """
 
 from typing import NamedTuple
@@ -24,7 +27,7 @@ LINE = 128  # words
 CHUNK = 64  # columns
 CHUNKS = HOPPER_COLUMNS // CHUNK
 WHOLE = ("int8", "int4")  # codings of whole numbers, which have zeros
-BIASED_ZERO = 128  # what is added to a zero of 4 bits
+SMALLER = 64  # by so much a decoded whole number is
 
 # Axes of a tile's codes in the order of rows and columns: as wgmma wants its left operand of 16 bits.
 _ROWS = (4, 2, 8)  # warp, half of its 16 rows, quarter of a warp
@@ -65,7 +68,9 @@ def pack(codes: Codes) -> Packed:
         )
     return Packed(
         data=_pack_codes(codes.codes, codes.coding),
-        scale=codes.scale.astype(jnp.float32) if _one_per_row(codes) else _pack_scales(codes),
+        scale=_scale_factor(codes.coding) * codes.scale.astype(jnp.float32)
+        if _one_per_row(codes)
+        else _pack_scales(codes),
         zero=None,
         order=codes.order,
         input_scale=codes.input_scale,
@@ -77,7 +82,10 @@ def pack(codes: Codes) -> Packed:
 def unpack(weight: Packed) -> Codes:
     """What `pack` was given, but for scales, which were rounded, and groups, which may be repeated."""
     one_per_row = grouping_of(weight) is None
-    scale, zero = (weight.scale, None) if one_per_row else unpack_scales(weight.scale, weight.coding)
+    if one_per_row:
+        scale, zero = weight.scale / _scale_factor(weight.coding), None
+    else:
+        scale, zero = unpack_scales(weight.scale, weight.coding)
     return Codes(
         codes=unpack_codes(weight.data, weight.coding),
         scale=scale,
@@ -111,7 +119,7 @@ def unpack_codes(data: Array, coding: Coding) -> Array:
     codes = codes.reshape(*experts, rows * HOPPER_ROWS, columns * steps * 16)
     if coding == "fp8":
         return lax.bitcast_convert_type(codes.astype(jnp.uint8), jnp.float8_e4m3fn)
-    return codes.astype(jnp.uint8) if bits(coding) == 4 else codes.astype(jnp.int8)
+    return codes.astype(jnp.uint8) if bits(coding) == 4 else (codes - _first(coding)).astype(jnp.int8)
 
 
 def unpack_scales(words: Array, coding: Coding) -> tuple[Array, Array | None]:
@@ -123,7 +131,7 @@ def unpack_scales(words: Array, coding: Coding) -> tuple[Array, Array | None]:
     if coding not in WHOLE:
         return values.reshape(*experts, rows * HOPPER_ROWS, -1), None
     scale, zero = (values[..., i].reshape(*experts, rows * HOPPER_ROWS, -1) for i in range(2))
-    return scale, zero - _zero_bias(coding)
+    return scale / SMALLER, -SMALLER * zero - _first(coding)
 
 
 def _pack_codes(codes: Array, coding: Coding) -> Array:
@@ -132,7 +140,8 @@ def _pack_codes(codes: Array, coding: Coding) -> Array:
     shape = (*experts, rows, *_ROWS, columns, *_COLUMNS)
     if coding == "fp8":
         codes = lax.bitcast_convert_type(codes, jnp.uint8)
-    fragments = codes.astype(jnp.int32).reshape(shape).transpose(_axes(len(experts)))
+    codes = codes.astype(jnp.int32) + _first(coding)
+    fragments = codes.reshape(shape).transpose(_axes(len(experts)))
     fragments = fragments & ((1 << bits(coding)) - 1)
     shifts = _shifts(coding)
     shifted = fragments << _of_rank(shifts, fragments.ndim)
@@ -177,18 +186,23 @@ def _pack_scales(codes: Codes) -> Array:
         values = jnp.repeat(values, max(1, fewest // groups), axis=-1)
         return _bits(values).reshape(*experts, out, columns, -1)
 
-    halves = repeated(codes.scale)
+    halves = repeated(_scale_factor(codes.coding) * codes.scale)
     if has_zeros:
         zero = jnp.zeros_like(codes.scale) if codes.zero is None else codes.zero
-        zero = repeated(zero + _zero_bias(codes.coding))
+        zero = repeated((zero + _first(codes.coding)) / -SMALLER)
         halves = jnp.stack([halves, zero], axis=-1).reshape(*experts, out, columns, -1)
     words = lax.bitcast_convert_type(halves[..., 0::2] | halves[..., 1::2] << 16, jnp.int32)
     words = words.reshape(*experts, out // HOPPER_ROWS, HOPPER_ROWS, columns, -1)
     return jnp.moveaxis(words, -3, -1)
 
 
-def _zero_bias(coding: Coding) -> int:
-    return BIASED_ZERO if coding == "int4" else 0
+def _first(coding: Coding) -> int:
+    """What is added to a code, so that the first one is 0."""
+    return 128 if coding == "int8" else 0
+
+
+def _scale_factor(coding: Coding) -> int:
+    return SMALLER if coding in WHOLE else 1
 
 
 def _bits(values: Array) -> Array:
