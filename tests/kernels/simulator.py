@@ -6,7 +6,8 @@ a time of its own, which lies before what a warpgroup does once it has waited fo
 So a race is seen where shared memory is written to before the product that reads it has been waited for, where it is
 read before a copy to it has ended, and where what a warpgroup itself has written is read without `commit_smem`. An
 accumulator that is used while a product is added to it is an error. Blocks run one after the other, but count as
-unordered: what one writes and another touches is a race, too.
+unordered: what one writes and another touches is a race, too, unless the one has given word of it and the other taken
+word (`gpu_handover`; whose word it is makes no difference here).
 
 What a warpgroup reads of global memory before it has waited for the kernel in front is kept, for tests to look at.
 
@@ -38,11 +39,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels.paged_attention import gpu_decode_narrow, gpu_scales
+from hex_llm.kernels.quant_matmul import gpu_handover
 from tests.kernels import narrow
 
 BLOCKS, TASKS = 256, 1000  # of a kernel and of a block, with clocks of their own; where two share one, a race can hide
 OF_PRODUCTS = 1 << 20  # with this, a wait for copies is one for products: the simulator leaves out `wgmma_wait`
 OF_THE_KERNEL_IN_FRONT = 1 << 21  # and with this, one for the end of that
+GIVING, TAKING = 1 << 22, 1 << 23  # and with these, none, but word between blocks
 EVERYTHING = (slice(None), slice(None))
 GLOBAL = shared_memory.get_memory_space_idx(plgpu.GMEM)
 
@@ -62,6 +65,7 @@ class Memory(shared_memory.GPUSharedMemory):
     def __init__(self, **options: Any) -> None:
         self.accumulators = itertools.count(-100, -1)
         self.next_block = 0
+        self.given = []  # clocks of the warpgroups that gave word, in any block
         super().__init__(**options)
 
     def reset_per_cluster_state(self) -> None:
@@ -95,6 +99,13 @@ class Memory(shared_memory.GPUSharedMemory):
     def wait_smem_to_gmem(self, thread: Any, n: int, wait_read_only: bool) -> None:
         if n == OF_THE_KERNEL_IN_FRONT:
             self.behind.add(thread)
+        elif n == GIVING:
+            self.given.append(self.incr_clock(thread))
+        elif n == TAKING:
+            assert self.given, "word is waited for that nobody gave"
+            with self.lock:
+                for clock in self.given:
+                    self.clocks[thread].update(clock)
         elif n >= OF_PRODUCTS:
             self.wait_for_products(thread, n - OF_PRODUCTS)
         else:
@@ -212,6 +223,21 @@ def run_state(function: Callable[[Any], None]) -> Callable[[Any], Any]:
     return run
 
 
+def leave(place: Any, word: Any, sums: list[Any]) -> None:
+    """`gpu_handover.leave`."""
+    del word
+    for i, each in enumerate(sums):
+        place[i] = each
+    plgpu.wait_smem_to_gmem(GIVING)
+
+
+def add(place: Any, word: Any, sums: list[Any]) -> list[Any]:
+    """`gpu_handover.add`."""
+    del word
+    plgpu.wait_smem_to_gmem(TAKING)
+    return [each + place[i] for i, each in enumerate(sums)]
+
+
 def deallocate(barrier: Any) -> None:
     """The simulator wants every phase of a barrier to be waited for; the last ones concern nobody."""
     barrier.ref_count -= 1
@@ -237,6 +263,8 @@ def simulation(*, all_phases: bool = False) -> Iterator[list[Any]]:
         patch.setattr(plgpu, "griddepcontrol_wait", lambda: plgpu.wait_smem_to_gmem(OF_THE_KERNEL_IN_FRONT))
         patch.setattr(plgpu, "griddepcontrol_launch_dependents", lambda: None)  # it has no kernels that overlap
         patch.setattr(plgpu, "wgmma_wait", lambda n: plgpu.wait_smem_to_gmem(OF_PRODUCTS + n))
+        patch.setattr(gpu_handover, "leave", leave)
+        patch.setattr(gpu_handover, "add", add)
         patch.setattr(pl, "run_state", run_state)
         for name in ("load_keys", "load_values", "keys", "values", "turned_back"):  # it has no inlined instructions
             patch.setattr(gpu_decode_narrow, name, getattr(narrow, name))

@@ -8,8 +8,8 @@ import pytest
 
 from hex_llm.kernels.paged_attention import gpu_decode_narrow
 from hex_llm.kernels.quant_matmul import gpu_decode
-from hex_llm.kernels.quant_matmul.gpu_layout import _shifts
-from hex_llm.kernels.quant_matmul.weight import TABLES, bits
+from hex_llm.kernels.quant_matmul.gpu_layout import SMALLER, WHOLE, _shifts
+from hex_llm.kernels.quant_matmul.weight import TABLES, Coding, bits
 
 WORDS = 1 << 32
 
@@ -44,6 +44,7 @@ INSTRUCTIONS = {
     "prmt.b32": permuted,
     "lop3.b32": bitwise,
     "sub.bf16x2": lambda a, b: joined(halves(a) - halves(b)),
+    "fma.rn.bf16x2": lambda a, b, c: joined(halves(a).astype(np.float64) * halves(b) + halves(c)),
     "mul.bf16x2": lambda a, b: joined(halves(a) * halves(b)),
 }
 
@@ -59,11 +60,15 @@ def run(text: str, *operands: int) -> int:
     return registers["$0"]
 
 
-def numbers(coding: str, codes: np.ndarray) -> np.ndarray:
-    """What the codes of a word, in the order of the layout, are decoded to."""
-    shifts = np.asarray(_shifts(coding)).reshape(-1)  # pyright: ignore[reportArgumentType]
+def numbers(coding: Coding, codes: np.ndarray, zero: int | None = None) -> np.ndarray:
+    """What the codes of a word, in the order of the layout, are decoded to, before a group's scale."""
+    shifts = np.asarray(_shifts(coding)).reshape(-1)
     word = sum(int(code) << int(shift) for code, shift in zip(codes, shifts, strict=True))
-    return np.concatenate([halves(pair) for pair in gpu_decode._numbers(word, coding)])  # pyright: ignore[reportArgumentType]
+    pairs = gpu_decode._numbers(word, coding)
+    if coding in WHOLE:
+        factors = gpu_decode.FACTORS[coding]
+        pairs = [gpu_decode._less(pair, factors[i % len(factors)], zero, coding) for i, pair in enumerate(pairs)]
+    return np.concatenate([halves(pair) for pair in pairs])
 
 
 def test_every_number_of_int8_pages_is_the_same_in_bfloat16(monkeypatch):
@@ -80,10 +85,8 @@ def test_every_code_becomes_its_number(monkeypatch, coding):
     every = np.arange(count)
     if coding in TABLES:
         want = TABLES[coding].astype(jnp.bfloat16).astype(np.float32)
-    elif coding == "int4":
-        want = every + 128.0
-    elif coding == "int8":
-        want = every.astype(np.uint8).view(np.int8).astype(np.float32)
+    elif coding in WHOLE:
+        want = (every - (128 if coding == "int8" else 0)) / SMALLER
     else:
         every = every[every % 128 != 127]  # what is no number
         want = every.astype(np.uint8).view(jnp.float8_e4m3fn).astype(np.float32) / halves(gpu_decode.LARGE)[0]
@@ -93,3 +96,13 @@ def test_every_code_becomes_its_number(monkeypatch, coding):
         for first in range(0, len(codes) - size + 1, size):
             part = slice(first, first + size)
             np.testing.assert_array_equal(numbers(coding, codes[part]), expected[part])
+
+
+@pytest.mark.parametrize(("coding", "zeros"), [("int4", range(17)), ("int8", range(0, 257, 8))])
+def test_a_zero_is_subtracted_exactly(monkeypatch, coding, zeros):
+    monkeypatch.setattr(gpu_decode, "_asm", run)
+    codes = np.arange(1 << bits(coding)).reshape(-1, 32 // bits(coding))
+    for zero in zeros:
+        stored = joined(np.full(2, -zero / SMALLER))
+        for some in codes:
+            np.testing.assert_array_equal(numbers(coding, some, stored), (some - zero) / SMALLER)

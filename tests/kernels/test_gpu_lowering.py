@@ -117,6 +117,7 @@ def test_a_norm_in_8_bits_and_the_product_behind_it_are_lowered(tokens, how):
     ("plan", "activation"),
     [
         (Plan(workers=2, stack=2), "silu"),
+        (Plan(workers=2, stack=2, even=True), "silu"),
         (Plan(workers=2, stack=1, splits=4), None),
         (Plan(workers=1, stack=1, depth=64), None),
     ],

@@ -144,6 +144,8 @@ def simulator(monkeypatch):
         values = codes.astype(jnp.float32)
         if coding in TABLES:  # a kernel has no arrays of its own, only numbers
             values = sum(jnp.where(codes == i, float(number), 0) for i, number in enumerate(TABLES[coding]))
+        if grouping is None and coding in gpu_layout.WHOLE:
+            values = values / gpu_layout.SMALLER
         if grouping is not None:
             scale, zero = gpu_layout.unpack_scales(jnp.stack(scales)[None, None], coding)
             if not grouping.has_zeros and grouping.words == 1:
@@ -192,6 +194,11 @@ def test_the_product_is_the_reference_s_with_every_coding(coding, group, depth):
         (40, 256, 512, Plan(workers=2, stack=1, splits=4, slots=2), ("int8", None)),  # four parts to be added
         (16, 512, 512, Plan(workers=1, stack=2, splits=2, slots=3), ("int4", 128)),
         (128, 256, 128, Plan(workers=2, stack=2, depth=64, slots=3), ("int4", 128)),
+        (8, 192, 512, Plan(workers=1, stack=1, even=True, slots=3), ("int4", 128)),  # three pieces on four blocks
+        (8, 64, 1280, Plan(workers=1, stack=1, even=True, slots=2), ("int8", None)),  # all four have a share of one
+        (24, 384, 384, Plan(workers=1, stack=1, even=True, slots=3), ("int8", 128)),  # one each, and two for four
+        (8, 64, 256, Plan(workers=1, stack=1, even=True, slots=3), ("int4", 64)),  # more blocks than tiles
+        (40, 640, 384, Plan(workers=2, stack=1, even=True, depth=64, slots=3), ("nf4", 64)),
     ],
 )
 def test_the_product_is_the_reference_s_however_it_is_cut(tokens, out, size, plan, kind):
@@ -206,8 +213,8 @@ def test_the_product_is_the_reference_s_however_it_is_cut(tokens, out, size, pla
     [
         (150, 256, 256, Plan(workers=2, stack=1, tokens=80, depth=64, slots=3)),
         (200, 192, 128, Plan(workers=1, stack=1, tokens=40, band=2, slots=2)),  # bands of two and of one
-        # Six pieces: a whole one for each of four blocks, and the other two in halves.
-        (144, 192, 128, Plan(workers=1, stack=1, tokens=80, last=40, depth=64, slots=3)),
+        # Six pieces: one for each of four blocks, which share the other two.
+        (144, 192, 384, Plan(workers=1, stack=1, tokens=80, even=True, depth=64, slots=3)),
     ],
 )
 def test_more_tokens_are_cut_too(tokens, out, size, plan):
@@ -223,6 +230,7 @@ def test_more_tokens_are_cut_too(tokens, out, size, plan):
         (8, 256, 256, "silu", ("int8", None), Plan(workers=2, stack=2, slots=2)),
         (40, 512, 128, "gelu", ("int4", 64), Plan(workers=2, stack=2, slots=2)),
         (128, 256, 384, "silu", ("mxfp4", 32), Plan(workers=2, stack=2, slots=2)),
+        (40, 768, 512, "silu", ("int4", 128), Plan(workers=2, stack=2, even=True, slots=2)),
     ],
 )
 def test_the_gated_product_is_the_reference_s(tokens, out, size, activation, kind, plan):
@@ -284,13 +292,14 @@ def test_a_plan_covers_its_shape_and_fits_a_block(name, kind):
     weight = jax.eval_shape(gpu_layout.pack, shaped(kind, out, size))
     for tokens in (1, 8, 16, 64, 128, 129, 256, 300, 512, 2048, 8192):
         if tokens > gpu.MAX_TOKENS:
-            plans = [gpu_plan.plan_for_many(tokens, out)]
+            plans = [gpu_plan.plan_for_many(tokens, out, size)]
         else:
             plans = [gpu_plan.plan_for(tokens, out, size, gated=gated) for gated in (False, True)]
         for plan in plans:
             assert out % plan.rows == 0
             assert size % (128 * plan.splits) == 0
             assert (plan.tokens or tokens) <= gpu_plan.MOST_TOKENS
+            assert plan.splits == 1 or not plan.even
             # A slot has a barrier, and a block no more than so many of those.
             assert 3 <= gpu_plan.ring_slots(tokens, weight, plan) <= 32, plan
 

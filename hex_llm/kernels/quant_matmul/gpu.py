@@ -24,7 +24,7 @@ from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.chain import MAX_TOKENS, padded
 from hex_llm.kernels.hopper import num_sms
 from hex_llm.kernels.matmul.reference import total
-from hex_llm.kernels.quant_matmul import gpu_decode
+from hex_llm.kernels.quant_matmul import gpu_decode, gpu_handover
 from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, CHUNKS, LINE, chunk_lines, grouping_of
 from hex_llm.kernels.quant_matmul.gpu_plan import Plan, plan_for, plan_for_many, ring_slots
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, HOPPER_ROWS, Packed
@@ -65,7 +65,7 @@ def matmul(x: Array, weight: Packed, *, dtype: jnp.dtype | None = None, plan: Pl
     dtype = jnp.dtype(dtype or x.dtype)
     if x.shape[0] <= MAX_TOKENS:
         return total(parts(x, weight, dtype=dtype, plan=plan))[: x.shape[0]].astype(dtype)
-    return _many(x, weight, dtype, plan or plan_for_many(x.shape[0], weight.shape[0]))
+    return _many(x, weight, dtype, plan or plan_for_many(x.shape[0], *weight.shape))
 
 
 @functools.partial(jax.jit, static_argnames=("dtype", "plan"))
@@ -100,55 +100,63 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
     cuts = HOPPER_COLUMNS // plan.depth  # of a tile
     assert x.shape[1] == weight.shape[1], f"{x.shape[1]} columns of x for {weight.shape[1]} of the weight"
     assert activation is None or (stack == 2 and plan.splits == 1), f"{plan} gates parts of sums, or without an up"
-    assert column_tiles * cuts % plan.splits == 0, f"{plan} does not cut {column_tiles} tiles"
-    steps = column_tiles * cuts // plan.splits
+    assert column_tiles % plan.splits == 0, f"{plan} does not cut {column_tiles} tiles"
+    length = column_tiles // plan.splits  # tiles of a piece of work
     words = 0 if grouping is None else max(1, grouping.words // cuts)  # in a slot
-    total_pieces = down * across * plan.splits
-    rounds = -(-total_pieces // num_sms())
-    blocks = min(plan.blocks or (-(-total_pieces // rounds) if plan.last is None else num_sms()), total_pieces)
-    # (tokens, pieces of a whole one, the first whole piece, pieces): whole ones, and then those that are left.
-    whole = total_pieces if plan.last is None else total_pieces // blocks * blocks
-    phases = [(tokens, 1, 0, whole)]
-    if plan.last is not None:
-        shares = tokens // plan.last
-        phases.append((plan.last, shares, whole, (total_pieces - whole) * shares))
-    slots = min(ring_slots(batch, weight, plan), steps * -(-total_pieces // blocks))
-    prefetched = min(slots, steps, PREFETCHED)
+    pieces = down * across * plan.splits
+    blocks = plan.blocks or (num_sms() if plan.even else -(-pieces // -(-pieces // num_sms())))
+    blocks = min(blocks, pieces * length if plan.even else pieces)
+    # Every block has so many pieces to itself. Those that are left are a line of tiles, of which each has a share of at
+    # least one, or are dealt out like the others.
+    rounds, left = divmod(pieces, blocks)
+    line = left * length if plan.even and left * length >= blocks else 0
+    slots = min(ring_slots(batch, weight, plan), cuts * (length * -(-pieces // blocks)))
+    fewest = cuts * (rounds * length + line // blocks)  # slots that each block fills
+    prefetched = min(slots, fewest, PREFETCHED)
     band = min(plan.band, across)
     copies = pieces_of_weight * (1 if grouping is None else 2)  # of the weight, to a slot
 
-    def body(x_ref, w_ref, scale_ref, o_ref, x_ring, w_ring, scale_ring, full, empty):
+    def body(x_ref, w_ref, scale_ref, word_ref, o_ref, part_ref, x_ring, w_ring, scale_ring, full, empty):
         block, worker = lax.axis_index("block"), lax.axis_index("worker")
-        # Of each phase, those of this block.
-        pieces = [lax.div(count - block + blocks - 1, blocks) for _, _, _, count in phases]
+        own = rounds if line else lax.div(pieces - block + blocks - 1, blocks)
+        start, end = (lax.div(each * line, blocks) for each in (block, block + 1))
+        count = own * length + end - start
 
         def after(slot):
             """The next one of the ring."""
             return lax.select(slot == slots - 1, 0, slot + 1)
 
-        def place(phase, index):
+        def tile_of(index):
+            """(piece, tile in it) of a block's tiles: those of its own pieces, then its share, from the end of that."""
+            turn = lax.div(index, length)
+            own_place = block + turn * blocks, index - turn * length
+            if not line:
+                return own_place
+            place = end - 1 - (index - own * length)
+            piece = lax.div(place, length)
+            shared_place = rounds * blocks + piece, place - piece * length
+            is_own = index < own * length
+            return tuple(lax.select(is_own, *each) for each in zip(own_place, shared_place, strict=True))
+
+        def place(piece):
             """(first tile of rows, first token, split) of a piece of work: along the tokens of a band, then down."""
-            width, shares, start, _ = phases[phase]
-            number = block + index * blocks
-            piece = start + lax.div(number, shares)
             if across == 1:
-                first, token, split = lax.rem(piece, down) * tall, 0, lax.div(piece, down)
-            else:
-                which = lax.div(piece, band * down)
-                left = piece - which * (band * down)
-                high = jnp.minimum(band, across - which * band)
-                first, token, split = lax.div(left, high) * tall, (which * band + lax.rem(left, high)) * tokens, 0
-            return first, token + lax.rem(number, shares) * width, split
+                return lax.rem(piece, down) * tall, 0, lax.div(piece, down)
+            which = lax.div(piece, band * down)
+            rest = piece - which * (band * down)
+            high = jnp.minimum(band, across - which * band)
+            return lax.div(rest, high) * tall, (which * band + lax.rem(rest, high)) * tokens, 0
 
         @pl.when(worker == workers)
         def _memory():
             if workers == 2:
                 plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
 
-            def fetch(phase, index, t, slot, with_weight=True, with_x=True):
-                first, token, split = place(phase, index)
-                step = split * steps + t
-                column, cut = (step, 0) if cuts == 1 else (lax.div(step, cuts), lax.rem(step, cuts))
+            def fetch(index, slot, with_weight=True, with_x=True):
+                tile, cut = (index, 0) if cuts == 1 else (lax.div(index, cuts), lax.rem(index, cuts))
+                piece, tile = tile_of(tile)
+                first, token, split = place(piece)
+                column = split * length + tile
                 if with_weight:
                     codes = pl.ds(cut * (lines // cuts), lines // cuts)
                     scales = pl.ds(0 if grouping is None or grouping.words == 1 else cut * words, words)
@@ -160,29 +168,21 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                                 scale_ref.at[source, column, scales], scale_ring.at[slot, target], full.at[slot]
                             )
                 if with_x:
-                    width, columns = phases[phase][0], pl.ds(step * plan.depth, plan.depth)
-                    source = x_ref.at[pl.ds(token, width), columns]
-                    plgpu.copy_gmem_to_smem(source, x_ring.at[slot, pl.ds(0, width)], full.at[slot])
+                    columns = pl.ds((column * cuts + cut) * plan.depth, plan.depth)
+                    plgpu.copy_gmem_to_smem(x_ref.at[pl.ds(token, tokens), columns], x_ring.at[slot], full.at[slot])
 
             # The weight is there already; `x` is there when the kernel in front has ended.
-            pl.loop(0, prefetched)(lambda t: fetch(0, 0, t, t, with_x=False))
+            pl.loop(0, prefetched)(lambda t: fetch(t, t, with_x=False))
             plgpu.griddepcontrol_wait()
             plgpu.griddepcontrol_launch_dependents()
-            pl.loop(0, prefetched)(lambda t: fetch(0, 0, t, t, with_weight=False))
+            pl.loop(0, prefetched)(lambda t: fetch(t, t, with_weight=False))
 
-            def fetch_piece(phase, index, slot):
-                before = sum(pieces[:phase]) + index
+            def fetch_next(index, slot):
+                pl.when(index >= slots)(lambda: plgpu.barrier_wait(empty.at[slot]))
+                fetch(index, slot)
+                return after(slot)
 
-                def fetch_step(t, slot):
-                    pl.when(before * steps + t >= slots)(lambda: plgpu.barrier_wait(empty.at[slot]))
-                    fetch(phase, index, t, slot)
-                    return after(slot)
-
-                return lax.fori_loop(lax.select(before == 0, prefetched, 0), steps, fetch_step, slot)
-
-            slot = jnp.int32(prefetched % slots)
-            for phase, count in enumerate(pieces):
-                slot = lax.fori_loop(0, count, functools.partial(fetch_piece, phase), slot)
+            slot = lax.fori_loop(prefetched, cuts * count, fetch_next, jnp.int32(prefetched % slots))
 
             # Nothing is left under way when the block ends.
             def wait_for(_, slot):
@@ -190,7 +190,7 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                 return after(slot)
 
             # The oldest that is still in use; where the ring was never full, that is the first.
-            in_use = jnp.minimum(sum(pieces) * steps, slots)
+            in_use = jnp.minimum(cuts * count, slots)
             lax.fori_loop(0, in_use, wait_for, lax.select(in_use == slots, slot, 0))
 
         @pl.when(worker < workers)
@@ -209,7 +209,7 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                     tuple(plgpu.load(each, layout=gpu_decode.ROW_LAYOUT, optimized=False) for each in scales),
                 )
 
-            def multiply(totals, slot, width, chunks, is_first):
+            def multiply(totals, slot, chunks, is_first):
                 """Decodes and multiplies what is in a slot."""
                 plgpu.barrier_wait(full.at[slot])
                 before = lax.select(slot == 0, slots - 1, slot - 1)
@@ -217,7 +217,7 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                 # All at once: there is one wait for shared memory then, and not one for each product.
                 loaded = [load(slot, i * workers + worker, chunk) for chunk, i in products]
                 for (chunk, i), (codes, scales) in zip(products, loaded, strict=True):
-                    right = x_ring.at[slot, pl.ds(0, width), pl.ds(chunk % (CHUNKS // cuts) * CHUNK, CHUNK)]
+                    right = x_ring.at[slot, :, pl.ds(chunk % (CHUNKS // cuts) * CHUNK, CHUNK)]
                     left = gpu_decode.decode(codes, scales, coding, grouping, chunk)
                     plgpu.wgmma(totals[i], left, right.transpose((1, 0)))
                     # The registers of the product before are free, and at first all of the slot before.
@@ -231,40 +231,69 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                 for i, result in enumerate(results):
                     # Turned round, each thread has two neighbours of one token, and a warp writes whole sectors.
                     turned = plgpu.layout_cast(result.astype(dtype), plgpu.Layout.WGMMA_TRANSPOSED)
-                    o_ref.at[split, pl.ds(token, result.shape[1]), rows[i]].transpose((1, 0))[...] = turned
+                    o_ref.at[split, pl.ds(token, tokens), rows[i]].transpose((1, 0))[...] = turned
 
-            def piece(phase, index, slot):
-                width = phases[phase][0]
+            def accumulate(tiles, slot):
+                """The sums of so many tiles, and the slot that comes next."""
 
-                def accumulate(*totals):
+                def run(*totals):
                     def tile(t, slot):
                         for cut in range(cuts):
                             chunks = range(cut * CHUNKS // cuts, (cut + 1) * CHUNKS // cuts)
-                            slot = multiply(totals, slot, width, chunks, (t == 0) & (cut == 0))
+                            slot = multiply(totals, slot, chunks, (t == 0) & (cut == 0))
                         return slot
 
-                    end = lax.fori_loop(0, steps // cuts, tile, slot)
+                    end = lax.fori_loop(0, tiles, tile, slot)
                     return [each[...] for each in totals], lax.select(end == 0, slots - 1, end - 1)
 
-                totals, last = pl.run_scoped(
-                    accumulate, *[plgpu.WGMMAAccumulatorRef((HOPPER_ROWS, width), jnp.float32)] * stack
-                )
+                accumulators = [plgpu.WGMMAAccumulatorRef((HOPPER_ROWS, tokens), jnp.float32)] * stack
+                totals, last = pl.run_scoped(run, *accumulators)
                 plgpu.barrier_arrive(empty.at[last])
-                first, token, split = place(phase, index)
+                return totals, after(last)
+
+            def finish(piece, totals):
+                first, token, split = place(piece)
                 rows = [pl.ds((first + i * apart + worker) * HOPPER_ROWS, HOPPER_ROWS) for i in range(stack)]
                 if grouping is None:
                     totals = [_scaled(each, scale_ref.at[rows[i]]) for i, each in enumerate(totals)]
                 write(totals if activation is None else [gpu_gate.gated(activation, *totals)], split, token, rows)
-                return after(last)
 
-            slot = jnp.int32(0)
-            for phase, count in enumerate(pieces):
-                slot = lax.fori_loop(0, count, functools.partial(piece, phase), slot)
+            def own_piece(index, slot):
+                totals, slot = accumulate(length, slot)
+                finish(block + index * blocks, totals)
+                return slot
+
+            def left_by(of):
+                """What the same warpgroup of a block leaves of a piece, and the word of it."""
+                return part_ref.at[of, worker], word_ref.at[pl.ds(of * workers + worker, 1)]
+
+            def shared_piece(index, slot):
+                """From the last one of its share, whose end another block has, to the first, whose end is its own. No
+                share has all of a piece: sums go from block to block, and who has the end of a piece has them all."""
+                piece = lax.div(end - 1, length) - index
+                low, high = jnp.maximum(piece * length, start), jnp.minimum((piece + 1) * length, end)
+                sums, slot = accumulate(high - low, slot)
+                has_start, has_end = low == piece * length, high == (piece + 1) * length
+
+                def so_far():
+                    return gpu_handover.add(*left_by(block - 1), sums)
+
+                pl.when(has_start)(lambda: gpu_handover.leave(*left_by(block), sums))
+                pl.when(~has_start & ~has_end)(lambda: gpu_handover.leave(*left_by(block), so_far()))
+                pl.when(has_end)(lambda: finish(rounds * blocks + piece, so_far()))
+                return slot
+
+            slot = lax.fori_loop(0, own, own_piece, jnp.int32(0))
+            if line:
+                lax.fori_loop(0, lax.div(end - 1, length) - lax.div(start, length) + 1, shared_piece, slot)
 
     kernel = plgpu.kernel(
         body,
         kernel_name=f"matmul_{coding}_{weight.shape[0]}x{weight.shape[1]}",
-        out_type=jax.ShapeDtypeStruct((plan.splits, batch, row_tiles // pieces_of_weight * HOPPER_ROWS), dtype),
+        out_type=[
+            jax.ShapeDtypeStruct((plan.splits, batch, row_tiles // pieces_of_weight * HOPPER_ROWS), dtype),
+            jax.ShapeDtypeStruct((blocks, workers, stack, HOPPER_ROWS, tokens), jnp.float32) if line else None,
+        ],
         grid=(blocks,),
         grid_names=("block",),
         num_threads=workers + 1,
@@ -279,7 +308,7 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )
     scale = weight.scale.reshape(-1) if grouping is None else weight.scale
-    return kernel(x, weight.data, scale)
+    return kernel(x, weight.data, scale, gpu_handover.words(blocks * workers) if line else None)[0]
 
 
 def _scaled(sums, scale_ref):

@@ -83,7 +83,9 @@ def _numbers(word: Any, coding: Coding) -> list[Any]:
             return [_asm(f"prmt.b32 $0, $1, 0, {which};", word) for which in INT8_PAIRS]
         case "int4":
             upper = _asm("shr.u32 $0, $1, 8;", word)
-            return [_asm(f"and.b32 $0, $1, {mask};", half) for half in (word, upper) for mask in (0x000F000F, 0x00F000F0)]
+            return [
+                _asm(f"and.b32 $0, $1, {mask};", half) for half in (word, upper) for mask in (0x000F000F, 0x00F000F0)
+            ]
         case "fp8":
             # The bits of a number are those of a bfloat16 one with a smaller exponent: what lacks is in the scales.
             text = (

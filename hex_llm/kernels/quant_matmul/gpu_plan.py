@@ -18,12 +18,12 @@ class Plan:
     workers: int  # warpgroups that multiply: 1 or 2
     stack: int  # tiles of 64 rows that each of them multiplies side by side, 1 or 2: two are gate and up, if there are
     tokens: int | None = None  # of a piece of work; all if not given
-    last: int | None = None  # of each of those that are left when all blocks have had as many; a share of `tokens`
     depth: int = HOPPER_COLUMNS  # columns of the weight in one slot of the ring: of a tile, or of half a tile
     splits: int = 1  # pieces of `in`, each a piece of work of its own
+    even: bool = False  # whether pieces that are left when all blocks have had as many are shared by all of them
     band: int = 8  # pieces of tokens that run side by side
     slots: int | None = None  # of the ring; as many as fit if not given
-    blocks: int | None = None  # at a time; if not given, as few as have no more to do than with one on each SM
+    blocks: int | None = None  # at a time; if not given, one on each SM, or as few as have no more to do
 
     @property
     def rows(self) -> int:
@@ -36,14 +36,19 @@ def plan_for(tokens: int, out: int, size: int, *, gated: bool = False) -> Plan:
     columns = size // HOPPER_COLUMNS
 
     def microseconds(plan: Plan) -> float:
-        rounds = -(-(out // plan.rows) * plan.splits // num_sms())
         each = 0.12 + 0.0016 * tokens  # of a tile
         if plan.workers == 1:  # nobody multiplies while it decodes, but with two tiles it has more to do meanwhile
             each *= 1.3 if plan.stack == 1 else 1.1
-        work = rounds * (columns // plan.splits) * (plan.rows // HOPPER_ROWS) * each + 0.7 * rounds
+        each *= columns // plan.splits * (plan.rows // HOPPER_ROWS)
         # Parts are written, and read again.
         added = plan.splits * padded(tokens) * out * 8 / 3e6 if plan.splits > 1 else 0
-        return work + added
+        pieces = out // plan.rows * plan.splits
+        return (
+            _rounds(pieces, plan) * each
+            + 0.7 * -(-pieces // num_sms())
+            + _handed_over(pieces, padded(tokens), plan)
+            + added
+        )
 
     def splits(workers: int, stack: int) -> list[int]:
         """Only where tiles are too few for the chip: what is added to a wide result is more than what is gained."""
@@ -51,30 +56,49 @@ def plan_for(tokens: int, out: int, size: int, *, gated: bool = False) -> Plan:
         return [n for n in range(1, MAX_SPLITS + 1) if columns % n == 0] if few else [1]
 
     shapes = ((2, 2), (1, 2)) if gated else ((2, 2), (2, 1), (1, 2), (1, 1))
-    plans = [Plan(workers=w, stack=s, splits=n) for w, s in shapes for n in splits(w, s)]
+    plans = [
+        Plan(workers=w, stack=s, splits=n, even=even)
+        for w, s in shapes
+        for n in splits(w, s)
+        # Up to 16 tokens memory sets the pace, and layers may be graphs, of which nobody knows what runs side by side.
+        for even in ((False, True) if n == 1 and tokens > 16 else (False,))
+    ]
     return min((plan for plan in plans if out % plan.rows == 0), key=microseconds)
 
 
-def plan_for_many(tokens: int, out: int) -> Plan:
+def plan_for_many(tokens: int, out: int, size: int) -> Plan:
     """The plan for more tokens than `supports` accepts."""
     workers = 2 if out % (2 * HOPPER_ROWS) == 0 else 1
     tiles = out // (workers * HOPPER_ROWS)
 
-    def each(width: int) -> float:
-        """Microseconds of a tile of 64 rows by 128 columns."""
-        return 0.1 + 0.0024 * width
+    def microseconds(plan: Plan, pieces: int) -> float:
+        assert plan.tokens is not None
+        each = 0.1 + 0.0024 * plan.tokens  # of a tile
+        work = _rounds(tiles * pieces, plan) * workers * size // HOPPER_COLUMNS * each
+        return work + _handed_over(tiles * pieces, plan.tokens, plan)
 
-    def candidate(pieces: int) -> tuple[float, Plan]:
-        """What it takes, and the plan. What is left for a last round may be halved, so that it is a shorter one."""
+    def candidates(pieces: int) -> list[tuple[float, Plan]]:
         width = padded(-(-tokens // pieces))
         depth = HOPPER_COLUMNS if width <= 128 else CHUNK
-        rounds, left = divmod(tiles * pieces, num_sms())
-        half = width // 2 if rounds and width % 16 == 0 and 0 < 2 * left <= num_sms() else None
-        time = rounds * each(width) + (each(half or width) if left else 0)
-        return time, Plan(workers=workers, stack=1, tokens=width, last=half, depth=depth)
+        plans = [Plan(workers=workers, stack=1, tokens=width, depth=depth, even=even) for even in (False, True)]
+        return [(microseconds(plan, pieces), plan) for plan in plans]
 
     counts = range(-(-tokens // MOST_TOKENS), -(-tokens // FEWEST_TOKENS) + 1)
-    return min((candidate(pieces) for pieces in counts), key=lambda each: each[0])[1]
+    return min((each for pieces in counts for each in candidates(pieces)), key=lambda each: each[0])[1]
+
+
+def _rounds(pieces: int, plan: Plan) -> float:
+    """Pieces that the block that has most of them works through."""
+    return pieces / num_sms() if plan.even else -(-pieces // num_sms())
+
+
+def _handed_over(pieces: int, tokens: int, plan: Plan) -> float:
+    """Microseconds that it takes blocks to share the pieces that are left: sums go through memory, and from block to
+    block where several have one."""
+    left = pieces % num_sms()
+    if not plan.even or not left:
+        return 0
+    return plan.rows * tokens * 4 / 11e3 + 2 * (-(-num_sms() // left) - 1)
 
 
 def ring_slots(tokens: int, weight: Packed, plan: Plan) -> int:
