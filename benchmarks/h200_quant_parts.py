@@ -38,8 +38,9 @@ from hex_llm.kernels.quant_matmul.gpu_plan import Plan
 from hex_llm.kernels.quant_matmul.weight import HOPPER_ROWS, Coding, Packed
 from hex_llm.kernels.rms import Rms
 
+GATE_UP_70B, QKV_70B = (57344, 8192), (10240, 8192)
 KIND = "int4", 128
-WEIGHTS = 8
+WEIGHTS = 8  # of a shape, so that no cache holds them
 STEADY_S = 2.0
 SAMPLE_MS = 50
 
@@ -64,6 +65,9 @@ def cases() -> Iterator[Case]:
         for count, (workers, stack) in itertools.product(splits, ((2, 2), (2, 1), (1, 1))):
             if 80 <= shape[0] // (workers * stack * HOPPER_ROWS) * count <= 132:
                 yield Case(shape, 64, Plan(workers=workers, stack=stack, splits=count))
+    for tokens, even in itertools.product((64, 128), (False, True)):
+        yield Case(GATE_UP_70B, tokens, Plan(workers=2, stack=2, even=even), activation="silu")
+        yield Case(QKV_70B, tokens, Plan(workers=2, stack=1, even=even))
 
 
 def undecoded(words: Array, scales: tuple[Array, ...], coding: Coding, grouping: Grouping | None, chunk: int) -> Array:

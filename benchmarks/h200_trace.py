@@ -47,6 +47,16 @@ class Profile:
         ordered = sorted(totals.items(), key=lambda item: -item[1][1])
         return {name: (int(count), round(microseconds, 1)) for name, (count, microseconds) in ordered}
 
+    def added(self) -> dict[str, float]:
+        """By name, the microseconds from the end of whatever ended before a kernel to its own end: kernels overlap
+        where one begins ahead of another."""
+        totals: dict[str, float] = defaultdict(float)
+        reached = min((each.start_ns for each in self.kernels), default=0.0)
+        for kernel in sorted(self.kernels, key=lambda each: each.end_ns):
+            totals[kernel.name] += (kernel.end_ns - reached) / 1000
+            reached = kernel.end_ns
+        return dict(totals)
+
     def share(self, words: Sequence[str]) -> float | None:
         """Of the time in which a kernel ran, that of programs with such a word in their name; None where there is none.
 
