@@ -61,6 +61,7 @@ class Memory(shared_memory.GPUSharedMemory):
     """What the simulator knows of a kernel, and the products under way in each warpgroup, oldest first."""
 
     early_reads: list[Any]  # set by `simulation`
+    words: collections.Counter[str]  # likewise: how many were given and taken
 
     def __init__(self, **options: Any) -> None:
         self.accumulators = itertools.count(-100, -1)
@@ -100,8 +101,10 @@ class Memory(shared_memory.GPUSharedMemory):
         if n == OF_THE_KERNEL_IN_FRONT:
             self.behind.add(thread)
         elif n == GIVING:
+            self.words["given"] += 1
             self.given.append(self.incr_clock(thread))
         elif n == TAKING:
+            self.words["taken"] += 1
             assert self.given, "word is waited for that nobody gave"
             with self.lock:
                 for clock in self.given:
@@ -249,7 +252,7 @@ def simulation(*, all_phases: bool = False) -> Iterator[list[Any]]:
 
     Gives a list of what is read before a kernel has waited for the one in front.
     """
-    kernels, early_reads = [], []
+    kernels, early_reads, words = [], [], collections.Counter()
 
     def races(**options: Any) -> Any:
         kernels.append(race_detection_state.GPURaceDetectionState(**options))
@@ -260,6 +263,7 @@ def simulation(*, all_phases: bool = False) -> Iterator[list[Any]]:
     parameters = plgpu.InterpretGPUParams(detect_races=True, num_tma_threads_per_device=BLOCKS + TASKS)
     with pytest.MonkeyPatch.context() as patch, plgpu.force_gpu_interpret_mode(parameters):
         patch.setattr(Memory, "early_reads", early_reads, raising=False)
+        patch.setattr(Memory, "words", words, raising=False)
         patch.setattr(plgpu, "griddepcontrol_wait", lambda: plgpu.wait_smem_to_gmem(OF_THE_KERNEL_IN_FRONT))
         patch.setattr(plgpu, "griddepcontrol_launch_dependents", lambda: None)  # it has no kernels that overlap
         patch.setattr(plgpu, "wgmma_wait", lambda n: plgpu.wait_smem_to_gmem(OF_PRODUCTS + n))
@@ -288,4 +292,5 @@ def simulation(*, all_phases: bool = False) -> Iterator[list[Any]]:
         finally:
             jax.clear_caches()
     assert kernels, "no kernel ran in the simulator"
+    assert words["given"] == words["taken"], f"not every word that was given was taken: {words}"
     assert not any(each.races_found for each in kernels), "the simulator saw a race, and printed it"

@@ -198,6 +198,8 @@ def test_the_product_is_the_reference_s_with_every_coding(coding, group, depth):
         (8, 64, 1280, Plan(workers=1, stack=1, even=True, slots=2), ("int8", None)),  # all four have a share of one
         (24, 384, 384, Plan(workers=1, stack=1, even=True, slots=3), ("int8", 128)),  # one each, and two for four
         (8, 64, 256, Plan(workers=1, stack=1, even=True, slots=3), ("int4", 64)),  # more blocks than tiles
+        (8, 192, 384, Plan(workers=1, stack=1, even=True, slots=3), ("int4", 128)),  # a share could be a whole piece
+        (8, 320, 384, Plan(workers=1, stack=1, even=True, slots=3), ("int4", 128)),  # three tiles for four blocks
         (40, 640, 384, Plan(workers=2, stack=1, even=True, depth=64, slots=3), ("nf4", 64)),
     ],
 )

@@ -8,6 +8,9 @@ numbers of them (`gpu_decode`), and multiplies from there; while a product runs,
 Up to 128 tokens are one piece of work with a tile of rows, and `in` may be split between blocks. With more, tokens are
 cut, too, and the same kernel runs at nearly the speed of a product in bfloat16: to write the whole weight in bfloat16
 first, for cuBLAS, takes longer than what that lacks. What one token gets depends on no other token.
+
+Where the pieces are no multiple of the blocks, all blocks can have an equal share of those that are left (`Plan.even`):
+who has the first part of one hands its sums to who has the next.
 """
 
 import functools
@@ -106,10 +109,10 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
     pieces = down * across * plan.splits
     blocks = plan.blocks or (num_sms() if plan.even else -(-pieces // -(-pieces // num_sms())))
     blocks = min(blocks, pieces * length if plan.even else pieces)
-    # Every block has so many pieces to itself. Those that are left are a line of tiles, of which each has a share of at
-    # least one, or are dealt out like the others.
+    # Every block has so many pieces to itself. Those that are left are a line of tiles, of which each has a share, if
+    # that is at least one and never as long as a piece; or they are dealt out like the others.
     rounds, left = divmod(pieces, blocks)
-    line = left * length if plan.even and left * length >= blocks else 0
+    line = left * length if plan.even and blocks <= left * length <= blocks * (length - 1) else 0
     slots = min(ring_slots(batch, weight, plan), cuts * (length * -(-pieces // blocks)))
     fewest = cuts * (rounds * length + line // blocks)  # slots that each block fills
     prefetched = min(slots, fewest, PREFETCHED)
