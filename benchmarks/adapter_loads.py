@@ -25,7 +25,8 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from benchmarks.h200_http import Server, free_port
+from benchmarks.h200_http import Server
+from hex_llm.bench.local_server import free_port
 from tests.download.servers import RunningStandIn, running_stand_in
 
 _PATTERN = Path(__file__).parents[1] / "examples/adapters/shouting"

@@ -22,7 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.h200_http import Server, free_port
+from benchmarks.h200_http import Server
+from hex_llm.bench.local_server import free_port
 
 
 @dataclass(frozen=True)

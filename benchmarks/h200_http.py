@@ -4,56 +4,22 @@ import contextlib
 import http.client
 import json
 import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-_HOST = "127.0.0.1"
+from hex_llm.bench import local_server
+from hex_llm.bench.local_server import HOST, LocalServer, free_port
 
 
-class Server:
-    """A server's process, ready to answer. `ready_s` is how long that took."""
-
-    def __init__(self, command: Sequence[str], port: int, log: Path, *, timeout_s: float):
-        self.port = port
-        self.log = log
-        started = time.monotonic()
-        with log.open("wb") as out:
-            self.process = subprocess.Popen(command, stdout=out, stderr=out)
-        try:
-            self._wait(started + timeout_s)
-        except BaseException:
-            self.stop()
-            raise
-        self.ready_s = time.monotonic() - started
-
-    @property
-    def url(self) -> str:
-        return f"http://{_HOST}:{self.port}"
-
-    def get(self, path: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection(_HOST, self.port, timeout=10)
-        try:
-            connection.request("GET", path)
-            response = connection.getresponse()
-            return response.status, response.read().decode()
-        finally:
-            connection.close()
-
-    def metrics(self) -> dict[str, float]:
-        """Every sample by its name, labels and all."""
-        samples = [line.rpartition(" ") for line in self.get("/metrics")[1].splitlines() if line[:1] not in ("", "#")]
-        return {name: float(value) for name, _, value in samples}
+class Server(LocalServer):
+    """What else a benchmark asks one."""
 
     def first_token_s(self, prompt: Sequence[int]) -> float:
         """Seconds from a request to its first token, on a connection of its own; the answer has one token."""
         body = {"prompt": list(prompt), "max_tokens": 1, "temperature": 0, "ignore_eos": True, "stream": True}
         content = json.dumps(body)
-        connection = http.client.HTTPConnection(_HOST, self.port, timeout=300)
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=300)
         connection.connect()
         try:
             started = time.perf_counter()
@@ -73,47 +39,10 @@ class Server:
         """CPU time so far, by process: the front, the engine, the text process."""
         return {_name(line): _cpu_seconds(pid) for pid, line in _family(self.process.pid).items()}
 
-    def stop(self) -> None:
-        """What does not end by itself is killed; its children go with it."""
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(15)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-    def last_words(self, lines: int = 25) -> str:
-        return "\n".join(line[:300] for line in self.log.read_text(errors="replace").splitlines()[-lines:])
-
-    def _wait(self, deadline: float) -> None:
-        while True:
-            code = self.process.poll()
-            assert code is None, f"the server ended with {code}: {self.last_words()}"
-            assert time.monotonic() < deadline, f"the server is not ready: {self.last_words()}"
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                if self.get("/ping")[0] == 200:
-                    return
-            time.sleep(0.05)
-
 
 def server_command(model: Path, cache: Path, port: int, flags: Sequence[str]) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "hex_llm.server.api_server",
-        f"--model={model}",
-        "--load_format=dummy",
-        f"--host={_HOST}",
-        f"--port={port}",
-        f"--compilation_cache_dir={cache}",
-        *flags,
-    ]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        return probe.getsockname()[1]
+    more = [f"--model={model}", "--load_format=dummy", f"--compilation_cache_dir={cache}"]
+    return local_server.server_command(port, [*more, *flags])
 
 
 @contextlib.contextmanager

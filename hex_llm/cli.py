@@ -77,6 +77,7 @@ COMMANDS = {
     "bench plan-disagg": Command(
         "Simulate which split into prefill and decode workers meets targets.", _in("hex_llm.bench.disagg.command")
     ),
+    "tune": Command("Try flags of a server here, and say which are fastest.", _in("hex_llm.bench.tune.command")),
     "models": Command("List the models that are known by name, or show one.", _in("hex_llm.models_cli")),
     "flags": Command("Print every flag as Markdown.", _flags),
     "version": Command("Print the version.", _version),
