@@ -7,6 +7,7 @@ Every engine and server has a process of its own, with random weights of the rea
 """
 
 import argparse
+import dataclasses
 import json
 import re
 import subprocess
@@ -14,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ RESULTS = ("output_throughput", "completed", "duration", "median_ttft_ms", "p99_
 COUNTS = ("compiles_after_ready", "preemptions")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Way:
     """How a model is kept."""
 
@@ -210,12 +210,15 @@ def main() -> None:
     parser.add_argument("--serve-runs", default="64:128,128:256", help="clients:prompts, ...")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "h200_few_bits")
     parser.add_argument("--budget-s", type=float, default=1500)
+    parser.add_argument("--batches", help="of steps, such as 64: each takes some 20 s; by default 64, 128 and 1")
     parser.add_argument("--steps-of", help=argparse.SUPPRESS)  # one way's steps, in this process
     options = parser.parse_args()
     tiny = options.shape == "tiny"
     if options.steps_of:
         flags, folder = _step_case(options.steps_of, tiny, options.folder)
         sizes = PLANS["tiny"].sizes if tiny else Sizes()
+        if options.batches:
+            sizes = dataclasses.replace(sizes, step_batches=tuple(map(int, options.batches.split(","))))
         found = measure_steps(folder, flags, options.folder / "cache", sizes)
         options.json.write_text(json.dumps(found))
         return
@@ -264,6 +267,7 @@ def _steps_apart(way: str, options: argparse.Namespace, deadline: float) -> Any:
     command = [
         sys.executable, "-m", "benchmarks.h200_few_bits", f"--json={result}", f"--steps-of={way}",
         f"--shape={options.shape}", f"--folder={options.folder}",
+        *([f"--batches={options.batches}"] if options.batches else []),
     ]  # fmt: skip
     left = max(deadline - time.monotonic(), 10)
     done = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
