@@ -1,6 +1,6 @@
 """Which machine holds a model, and how its devices are shared out."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from hex_llm.catalog.chips import GIB
@@ -44,18 +44,24 @@ def place(
     model: Model, accelerator: str, demand: Demand, *, machine: str | None = None, devices: int | None = None
 ) -> Placement | None:
     """The smallest slice that holds the model and has work for all its devices; None: there is none."""
-    for each in SLICES[accelerator]:
-        if machine is not None and each.machine != machine:
+    tried = candidates(accelerator, demand, machine=machine, devices=devices)
+    return next((found for slice, size in tried if (found := _fit(model, slice, size, demand))), None)
+
+
+def candidates(
+    accelerator: str, demand: Demand, *, machine: str | None = None, devices: int | None = None
+) -> Iterator[tuple[Slice, int]]:
+    """Slices, the smallest first, each with the devices that a copy of the model may have there."""
+    for slice in SLICES[accelerator]:
+        if machine is not None and slice.machine != machine:
             continue
         for size in [devices] if devices else copy_sizes(accelerator, apart=demand.disagg is not None):
-            copies, rest = divmod(each.devices, size)
-            if rest or demand.workers not in (None, copies):
+            copies, rest = divmod(slice.devices, size)
+            if rest or not copies or demand.workers not in (None, copies):
                 continue
-            if each.hosts > 1 and copies > 1:  # several hosts hold one copy
+            if slice.hosts > 1 and copies > 1:  # several hosts hold one copy
                 continue
-            if found := _fit(model, each, size, demand):
-                return found
-    return None
+            yield slice, size
 
 
 def copy_sizes(accelerator: str, *, apart: bool) -> list[int]:

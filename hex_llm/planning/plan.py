@@ -8,7 +8,7 @@ from hex_llm.config import Config
 from hex_llm.errors import ConfigError, OutOfMemory
 from hex_llm.flags import flags_of
 from hex_llm.planning.model import Model
-from hex_llm.planning.placement import DEFAULT_DECODE_SEQS, Demand, Placement, place
+from hex_llm.planning.placement import DEFAULT_DECODE_SEQS, Demand, Placement, candidates, place
 from hex_llm.planning.throughput import Devices, Estimate, Load, decode_seconds, estimate, prefill_seconds
 
 # The accelerator whose shares of the roofline were measured (`efficiency`).
@@ -51,15 +51,22 @@ def plan(
         for accelerator in accelerators
         if (found := place(model, accelerator, demand, machine=machine, devices=devices))
     ]
-    if not rows:
-        where = machine or ", ".join(accelerators)
-        sharing = f" with --tensor_parallel_size={devices}" if devices else ""
-        raise OutOfMemory(
-            f"{model.name} in {model.precision.weights} with --max_model_len={demand.max_model_len} fits on no machine"
-            f" of {where}{sharing}. Fewer bits (--quantization, --kv_cache_dtype), a shorter --max_model_len or another"
-            " machine may help."
+    if rows:
+        return rows
+    where = machine or ", ".join(accelerators)
+    sharing = f" with --tensor_parallel_size={devices}" if devices else ""
+    if demand.disagg is not None:
+        sharing += f" and --disagg_topo={demand.disagg[0]},{demand.disagg[1]}"
+    if not any(next(candidates(each, demand, machine=machine, devices=devices), None) for each in accelerators):
+        raise ConfigError(
+            f"No machine of {where} has work for all its devices{sharing}: they must be a copy's devices times the"
+            " copies, or the workers."
         )
-    return rows
+    raise OutOfMemory(
+        f"{model.name} in {model.precision.weights} with --max_model_len={demand.max_model_len} fits on no machine of"
+        f" {where}{sharing}. Fewer bits (--quantization, --kv_cache_dtype), a shorter --max_model_len, fewer requests"
+        " or another machine may help."
+    )
 
 
 def recommended(rows: Sequence[Row]) -> Row:
