@@ -27,8 +27,8 @@ def text(model: Model, demand: Demand, rows: Sequence[Row]) -> str:
         "",
         "TP: tensor_parallel_size. x: copies of the model. Weights and KV: GiB of a device. Seqs: of max_model_len that"
         " the KV cache holds, in each copy.",
-        "Longest: max_model_len that one sequence could have. TTFT: of a request alone, and the median of all at once."
-        " TPOT: with the prompts of others in between.",
+        "Longest: max_model_len that one sequence could have. TTFT: of a request alone, and the median of all that run,"
+        " at once. TPOT: with the prompts of others in between.",
         _reliability(rows),
         "",
         f"Recommended (*): {best.placement.slice.title}{_topology(best)}",

@@ -53,19 +53,14 @@ def estimate(devices: Devices, load: Load) -> Estimate:
 def decode_seconds(devices: Devices, sequences: int, context: float) -> float:
     """A step in which so many sequences get a token each; `context` is how many they have, on average."""
     shape, precision, chip, count = devices.shape, devices.precision, devices.chip, devices.count
-    # Experts are taken to be chosen alike.
-    touched = 1 - (1 - shape.routed_share) ** sequences
-    dense = PLAIN if precision.experts_only else precision.bytes
-    read = shape.dense * dense + shape.routed * touched * precision.bytes + shape.head * PLAIN
     multiplied = 2 * sequences * (shape.dense + shape.routed * shape.routed_share + shape.head)
     peak, share = _peak(devices)
-    reading = read / count / (chip.bandwidth * WEIGHTS[precision.weights])
     multiplying = multiplied / count / peak
     seen = sum(min(context, window or context) for window in shape.windows) / shape.layers
     cache = kv_bytes_per_token(shape, precision, count) * seen * sequences
     return (
         # Many sequences are as bound to multiplying as prompts are.
-        max(reading + EXPOSED * multiplying, multiplying / share)
+        max(_reading(devices, sequences) + EXPOSED * multiplying, multiplying / share)
         + cache / (chip.bandwidth * CACHE[precision.cache])
         + shape.layers * LAYER
         + _sums(devices, sequences)
@@ -82,7 +77,16 @@ def prefill_seconds(devices: Devices, tokens: int) -> float:
     peak, share = _peak(devices)
     multiplying = products / (peak * share) + attention / (devices.chip.bf16 * PROMPTS_BF16)
     # The weights are read at least once.
-    return max(multiplying / count + shape.layers * LAYER + _sums(devices, tokens), decode_seconds(devices, 1, tokens))
+    return max(multiplying / count, _reading(devices, tokens)) + shape.layers * LAYER + _sums(devices, tokens)
+
+
+def _reading(devices: Devices, tokens: int) -> float:
+    """Seconds in which the weights are read that so many tokens need. Experts are taken to be chosen alike."""
+    shape, precision = devices.shape, devices.precision
+    touched = 1 - (1 - shape.routed_share) ** tokens
+    dense = PLAIN if precision.experts_only else precision.bytes
+    read = shape.dense * dense + shape.routed * touched * precision.bytes + shape.head * PLAIN
+    return read / devices.count / (devices.chip.bandwidth * WEIGHTS[precision.weights])
 
 
 def _peak(devices: Devices) -> tuple[float, float]:
