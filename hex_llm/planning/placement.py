@@ -13,6 +13,8 @@ from hex_llm.planning.model import Model
 # A server that answers fewer requests at once wastes what reading the weights costs.
 LEAST_TOGETHER = 8
 DEFAULT_DECODE_SEQS: int = next(flag.default for flag in flags_of(Config) if flag.name == "max_decode_seqs")
+# The most that the guides set, and that was measured. Each one more takes memory for its logits, so others wait.
+MOST_DECODE_SEQS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ def _fit(model: Model, slice: Slice, devices: int, demand: Demand) -> Placement 
     copies = slice.devices // devices
     serving = copies if demand.disagg is None else demand.disagg[1]
     share = -(-demand.concurrency // serving)
-    max_decode_seqs = max(DEFAULT_DECODE_SEQS, share)
+    max_decode_seqs = min(max(DEFAULT_DECODE_SEQS, share), MOST_DECODE_SEQS)
     room = plan_room(
         model.shape,
         model.precision,

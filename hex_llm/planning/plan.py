@@ -1,7 +1,7 @@
 """A model on every accelerator that holds it: where, how fast, at what cost; and which of them to take."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hex_llm.config import Config
@@ -86,38 +86,34 @@ def command(row: Row, model: Model) -> list[str]:
 def _row(model: Model, demand: Demand, accelerator: str, placement: Placement, price: float | None) -> Row:
     devices = Devices(model.shape, model.precision, placement.slice.chip, placement.devices)
     serving = placement.copies if demand.disagg is None else demand.disagg[1]
-    room = placement.room.cache_tokens // (demand.input_len + demand.output_len)
-    running = max(min(-(-demand.concurrency // serving), room), 1)
+    held = max(placement.room.cache_tokens // (demand.input_len + demand.output_len), 1)
+    of_each = min(-(-demand.concurrency // serving), held, placement.max_decode_seqs)
+    running = min(of_each * serving, demand.concurrency)
     if demand.disagg is None:
-        each = estimate(devices, Load(demand.input_len, demand.output_len, running))
-        together = Estimate(
-            each.tokens_per_second * serving,
-            each.seconds_per_token,
-            each.first_token_alone,
-            each.first_token_together,
-        )
+        each = estimate(devices, Load(demand.input_len, demand.output_len, of_each))
+        found = replace(each, tokens_per_second=running / each.seconds_per_token)
     else:
-        together = _apart(devices, demand, demand.disagg, running)
+        found = _apart(devices, demand, demand.disagg, of_each, running)
     return Row(
         accelerator=accelerator,
         placement=placement,
-        running=min(running * serving, demand.concurrency),
-        estimate=together,
+        running=running,
+        estimate=found,
         price_per_hour=placement.slice.price_per_hour if price is None else price,
         flags=_flags(model, demand, placement),
     )
 
 
-def _apart(devices: Devices, demand: Demand, workers: tuple[int, int], running: int) -> Estimate:
+def _apart(devices: Devices, demand: Demand, workers: tuple[int, int], of_each: int, running: int) -> Estimate:
     """Workers for prompts and workers for answers: those that are slower bound the others."""
-    prompts, answers = workers
+    prompts, _ = workers
     prompt = prefill_seconds(devices, demand.input_len)
-    step = decode_seconds(devices, running, demand.input_len + demand.output_len / 2)
+    step = decode_seconds(devices, of_each, demand.input_len + demand.output_len / 2)
     return Estimate(
-        tokens_per_second=min(answers * running / step, prompts * demand.output_len / prompt),
+        tokens_per_second=min(running / step, prompts * demand.output_len / prompt),
         seconds_per_token=step,
         first_token_alone=prompt,
-        first_token_together=prompt * (running * answers / prompts + 1) / 2,
+        first_token_together=prompt * (running / prompts + 1) / 2,
     )
 
 

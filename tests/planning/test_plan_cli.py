@@ -79,6 +79,19 @@ def test_a_folder_is_read_by_its_config(capsys, tmp_path):
 def test_requests_that_the_cache_does_not_hold_wait(capsys):
     (row,) = planned(capsys, NAME, "--machine=ct6e-standard-1t", "--concurrency=256")["rows"]
     assert row["running_requests"] == row["kv_cache_tokens"] // 2000 < 256
+    (row,) = planned(capsys, NAME, "--machine=h200x4", "--concurrency=100000", "--input_len=100", "--output_len=100")[
+        "rows"
+    ]
+    assert row["flags"]["max_decode_seqs"] == 512
+    assert row["running_requests"] == 4 * 512
+
+
+def test_copies_without_a_request_answer_nothing(capsys):
+    one, three, eight = (
+        planned(capsys, NAME, "--machine=a3-ultragpu-8g", f"--concurrency={count}")["rows"][0] for count in (1, 3, 8)
+    )
+    rates = [row["output_tokens_per_second"] for row in (one, three, eight)]
+    assert rates == pytest.approx([rates[0], 3 * rates[0], 8 * rates[0]])
 
 
 @pytest.mark.parametrize(
