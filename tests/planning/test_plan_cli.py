@@ -9,6 +9,8 @@ import pytest
 
 from hex_llm.cli import main
 from hex_llm.config import Config, config_parser, parse_config
+from hex_llm.models.registry import FAMILIES
+from hex_llm.planning.model import SERVED
 from hex_llm.source import EMBEDDED_MODEL
 from tests.planning.plans import planned
 
@@ -74,6 +76,15 @@ def test_a_folder_is_read_by_its_config(capsys, tmp_path):
     quantized = config | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
     (tmp_path / "config.json").write_text(json.dumps(quantized))
     assert planned(capsys, str(tmp_path), "--input_len=10", "--output_len=10")["weights"] == "int4"
+
+
+def test_a_folder_of_what_is_not_served_is_refused(capsys, tmp_path):
+    assert set(FAMILIES) == SERVED
+    config = json.loads((EMBEDDED_MODEL / "config.json").read_text())
+    for architectures in (["BertModel"], [], None):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": architectures}))
+        assert main(["plan", str(tmp_path)]) == 3
+        assert "config.json: architectures is " in capsys.readouterr().err
 
 
 def test_requests_that_the_cache_does_not_hold_wait(capsys):
