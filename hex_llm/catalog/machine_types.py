@@ -4,9 +4,9 @@ From docs.cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e and /tpu7x (shapes of s
 docs.cloud.google.com/compute/docs/accelerator-optimized-machines. The H200 comes in eights there; `h200x1` and its like
 stand for cards that somebody has otherwise.
 
-Prices are those of cloud.google.com/tpu/pricing, on demand in the United States, as others quote them (v5e on 31 January
-2025; of v5p and v6e no day is given); the page itself was not read for this. They change, and other regions have others.
-No price of a GPU is here: none was at hand with a source.
+Prices are those of cloud.google.com/tpu/pricing, on demand in the United States, as others quote them (v5e on 31
+January 2025; of v5p and v6e no day is given); the page itself was not read for this. They change, and other regions have
+others. No price of a GPU is here: none was at hand with a source.
 """
 
 from dataclasses import dataclass
