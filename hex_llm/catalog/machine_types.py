@@ -1,12 +1,13 @@
 """What can be rented, and what it has: machines as Google Cloud names them, one by one or several as one slice.
 
-From docs.cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e and /tpu7x (shapes of slices and their machines), and
-docs.cloud.google.com/compute/docs/accelerator-optimized-machines. The H200 comes in eights there; `h200x1` and its like
-stand for cards that somebody has otherwise.
+Of v5e and v6e as in docs.cloud.google.com/tpu/docs/v5e and in the guides of Hex-LLM and of vLLM on TPUs; sixteen chips
+of v5e are four machines there. The others are named as cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus and
+docs.cloud.google.com/compute/docs/accelerator-optimized-machines name them, but were not compared line by line.
+The H200 comes in eights; `h200x1` and its like stand for cards that somebody has otherwise.
 
 Prices are those of cloud.google.com/tpu/pricing, on demand in the United States, as others quote them (v5e on 31
-January 2025; of v5p and v6e no day is given); the page itself was not read for this. They change, and other regions have
-others. No price of a GPU is here: none was at hand with a source.
+January 2025; of v5p and v6e no day is given); the page itself was not read for this. They change, and other regions
+have others. No price of a GPU is here: none was at hand with a source.
 """
 
 from dataclasses import dataclass
