@@ -77,6 +77,9 @@ COMMANDS = {
     "bench plan-disagg": Command(
         "Simulate which split into prefill and decode workers meets targets.", _in("hex_llm.bench.disagg.command")
     ),
+    "plan": Command(
+        "Plan on which machine to serve a model, with which flags, how fast and at what cost.", _in("hex_llm.plan_cli")
+    ),
     "tune": Command("Try flags of a server here, and say which are fastest.", _in("hex_llm.bench.tune.command")),
     "models": Command("List the models that are known by name, or show one.", _in("hex_llm.models_cli")),
     "flags": Command("Print every flag as Markdown.", _flags),

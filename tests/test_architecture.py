@@ -14,7 +14,7 @@ ROOT = PROJECT / "hex_llm"
 # Imports point down this list, and never sideways along a line of it.
 RANKS = """
 cli
-server bench chat_cli models_cli
+server bench chat_cli models_cli plan_cli
 llm engine_process
 follower
 build
@@ -30,7 +30,7 @@ parallel
 completion
 engine
 text
-source launch
+source launch planning
 peer
 catalog config command channel download safetensors_file
 flags log model_fields model_files module_names frames process topology progress
@@ -38,9 +38,9 @@ errors pytree seal
 """
 RANK = {name: rank for rank, line in enumerate(RANKS.split("\n")) for name in line.split()}
 NO_JAX = {
-    "cli", "models_cli", "server", "completion", "engine", "text", "source", "catalog", "config", "flags", "log",
-    "model_fields", "model_files", "module_names", "frames", "process", "command", "errors", "launch", "peer",
-    "channel", "seal", "topology", "download", "progress", "lora", "safetensors_file",
+    "cli", "models_cli", "plan_cli", "server", "completion", "engine", "text", "source", "planning", "catalog",
+    "config", "flags", "log", "model_fields", "model_files", "module_names", "frames", "process", "command", "errors",
+    "launch", "peer", "channel", "seal", "topology", "download", "progress", "lora", "safetensors_file",
 }  # fmt: skip
 
 # What can run code that came as data, and torch, which the package does without.

@@ -53,6 +53,7 @@ def test_help_lists_the_commands_with_a_line_each(capsys):
         ("bench offline", "Measure the engine without a server."),
         ("bench serve", "Measure a server under load."),
         ("bench plan-disagg", "Simulate which split into prefill and decode workers meets targets."),
+        ("plan", "Plan on which machine to serve a model, with which flags, how fast and at what cost."),
         ("tune", "Try flags of a server here, and say which are fastest."),
         ("models", "List the models that are known by name, or show one."),
         ("flags", "Print every flag as Markdown."),

@@ -1,0 +1,75 @@
+"""In how many bits weights, keys and values are kept."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hex_llm.model_fields import Fields
+
+type Weights = Literal["bf16", "int8", "fp8", "int4", "mxfp4"]
+type Cache = Literal["auto", "fp8", "int8"]
+
+# Bits of a weight in memory with its share of scales: codes of 4 bits have 16 bits of scale and 16 of zero for each
+# 128 (70B in AWQ takes 37.78 GiB, docs/performance.md), those of MXFP4 8 bits of scale for each 32.
+BITS: dict[Weights, float] = {"bf16": 16, "int8": 8, "fp8": 8, "int4": 4.25, "mxfp4": 4.25}
+PLAIN = 2  # bytes of a number that is never in few bits: embedding, head
+# By the names of a checkpoint's quantization methods, which all keep weights in one of those ways.
+_BY_METHOD: dict[str, Weights] = {"awq": "int4", "gptq": "int4", "fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4"}
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    weights: Weights
+    cache: Cache = "auto"
+    experts_only: bool = False  # all but experts is plain
+
+    @property
+    def bytes(self) -> float:
+        """Of a weight."""
+        return BITS[self.weights] / 8
+
+    @property
+    def nominal_bits(self) -> int:
+        """As people say it, without scales."""
+        return int(BITS[self.weights])
+
+    def head_bytes(self, head_dim: int) -> float:
+        """Of the keys, or the values, of one token in one head; int8 has a scale of 4 bytes for it."""
+        match self.cache:
+            case "auto":
+                return 2 * head_dim
+            case "fp8":
+                return head_dim
+            case "int8":
+                return head_dim + 4
+
+
+def read_precision(config: Mapping[str, Any], source: str) -> Weights:
+    """How a checkpoint keeps its weights."""
+    section = Fields(source, config).section("quantization_config")
+    if section is None:
+        return "bf16"
+    method = section.text("quant_method")
+    bits = 4 if section.flag("load_in_4bit", False) else section.integer("bits", 8)
+    match method:
+        case "awq" | "gptq":
+            return "int8" if bits == 8 and section.has("bits") else "int4"
+        case "bitsandbytes":
+            return "int4" if bits == 4 else "int8"
+        case "compressed-tensors":
+            return _compressed(section)
+    if method not in _BY_METHOD:
+        known = ", ".join(sorted({*_BY_METHOD, "bitsandbytes", "compressed-tensors"}))
+        raise section.refuse("quant_method", f"is {method[:60]!r}, and those known are {known}")
+    return _BY_METHOD[method]
+
+
+def _compressed(section: Fields) -> Weights:
+    groups = section.values.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+    weights = first.get("weights") if isinstance(first, dict) else None
+    if not isinstance(weights, dict):
+        raise section.refuse("config_groups", "says nothing of weights")
+    if weights.get("num_bits") == 4:
+        return "int4"
+    return "fp8" if weights.get("type") == "float" else "int8"

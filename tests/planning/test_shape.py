@@ -1,0 +1,33 @@
+"""Sizes read from a config alone are those of the weights that families declare."""
+
+import pytest
+
+from hex_llm.bench.roofline import weight_sizes
+from hex_llm.catalog.entry import config_of
+from hex_llm.catalog.index import ENTRIES
+from hex_llm.loader.config_json import parse_config
+from hex_llm.models.split import Split
+from hex_llm.planning.memory import heads_on
+from hex_llm.planning.precision import BITS, read_precision
+from hex_llm.planning.shape import read_shape
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_a_shape_is_that_of_the_weights(entry):
+    shape, arch = read_shape(entry.config, entry.name), parse_config(config_of(entry), entry.name).arch
+    sizes = weight_sizes(arch, 1)
+    # Norms and biases are left out.
+    assert shape.dense == pytest.approx(sizes.dense, rel=0.003)
+    assert shape.routed == pytest.approx(sizes.experts, rel=0.001)
+    assert shape.head == sizes.head
+    assert shape.parameters == pytest.approx(entry.parameters, rel=0.003)
+    assert shape.context == entry.context
+    assert shape.windows == tuple(None if kind.window is None else kind.window.size for kind in arch.kinds)
+    for devices in (1, 2, 4, 8, 16):
+        split = Split(arch, devices)
+        assert heads_on(shape, devices) == (split.heads, split.kv_heads)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_bits_are_those_of_the_catalog(entry):
+    assert int(BITS[read_precision(entry.config, entry.name)]) == entry.bits
