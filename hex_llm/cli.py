@@ -78,6 +78,7 @@ COMMANDS = {
         "Simulate which split into prefill and decode workers meets targets.", _in("hex_llm.bench.disagg.command")
     ),
     "models": Command("List the models that are known by name, or show one.", _in("hex_llm.models_cli")),
+    "deploy vertex": Command("Deploy a model to an endpoint of Vertex AI.", _in("hex_llm.deploy.vertex")),
     "flags": Command("Print every flag as Markdown.", _flags),
     "version": Command("Print the version.", _version),
 }

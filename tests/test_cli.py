@@ -54,6 +54,7 @@ def test_help_lists_the_commands_with_a_line_each(capsys):
         ("bench serve", "Measure a server under load."),
         ("bench plan-disagg", "Simulate which split into prefill and decode workers meets targets."),
         ("models", "List the models that are known by name, or show one."),
+        ("deploy vertex", "Deploy a model to an endpoint of Vertex AI."),
         ("flags", "Print every flag as Markdown."),
         ("version", "Print the version."),
     ]
@@ -77,7 +78,7 @@ def test_the_first_word_of_a_command_lists_its_commands(capsys):
         (["chatt"], "There is no command 'chatt'; did you mean 'chat'?"),
         (["bench", "ofline"], "There is no command 'bench ofline'; did you mean 'bench offline'?"),
         (["xyzzy"], "There is no command 'xyzzy'; hex-llm --help lists those there are."),
-        (["deploy"], "There is no command 'deploy'; hex-llm --help lists those there are."),
+        (["deploy", "vertx"], "There is no command 'deploy vertx'; did you mean 'deploy vertex'?"),
         (["version", "--seed=1"], "unrecognized arguments: --seed=1."),
     ],
 )
