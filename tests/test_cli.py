@@ -55,6 +55,7 @@ def test_help_lists_the_commands_with_a_line_each(capsys):
         ("bench plan-disagg", "Simulate which split into prefill and decode workers meets targets."),
         ("models", "List the models that are known by name, or show one."),
         ("deploy vertex", "Deploy a model to an endpoint of Vertex AI."),
+        ("deploy gke", "Print manifests for Kubernetes, with TPU slices or GPUs of GKE."),
         ("flags", "Print every flag as Markdown."),
         ("version", "Print the version."),
     ]

@@ -47,7 +47,7 @@ def settle(options: Options, model: str | None, server: Sequence[str], environme
     else:
         arguments = tuple(server) if given.model else (f"--model={model}", *server)
     config = Config.from_args(arguments)
-    _check_hosts(config)
+    _check_server(config)
     _check_devices(config, machine)
     if options.image is None:
         raise ConfigError("--image= names the image to deploy; docker/Dockerfile makes it.")
@@ -95,7 +95,12 @@ def _arguments(model: str, machine: Machine, recommended: Recommendation | None)
     return ("--host=0.0.0.0", "--port=7080", f"--model={model}", *shown)
 
 
-def _check_hosts(config: Config) -> None:
+def _check_server(config: Config) -> None:
+    """Raises ConfigError for flags that only make sense where somebody starts the server by hand."""
+    if config.port == 0:
+        raise ConfigError("--port=0: whoever sends requests to the server has to know its port.")
+    if config.ssl_certfile is not None:
+        raise ConfigError(f"--ssl_certfile={config.ssl_certfile}: probes speak http; TLS ends before the server.")
     for name in ("host_rank", "coordinator_address"):
         if (value := getattr(config, name)) is not None:
             raise ConfigError(f"--{name}={value}: all hosts get the same flags, and find out which they are.")
