@@ -56,6 +56,7 @@ def test_help_lists_the_commands_with_a_line_each(capsys):
         ("models", "List the models that are known by name, or show one."),
         ("deploy vertex", "Deploy a model to an endpoint of Vertex AI."),
         ("deploy gke", "Print manifests for Kubernetes, with TPU slices or GPUs of GKE."),
+        ("deploy ray", "Print manifests for a Ray cluster on Kubernetes, by the KubeRay operator."),
         ("flags", "Print every flag as Markdown."),
         ("version", "Print the version."),
     ]

@@ -14,9 +14,11 @@ from hex_llm.deploy.manifest import (
     Manifest,
     autoscaler,
     container,
+    devices,
     kubernetes_name,
     labels,
     metadata,
+    nodes_with_devices,
     pod,
     pod_monitor,
     probes,
@@ -74,7 +76,7 @@ def manifests(deployment: Deployment, options: KubernetesOptions, secrets: Mappi
 
 
 def _deployment(deployment: Deployment, name: str, namespace: str | None, secrets: Mapping[str, SecretKey]) -> Manifest:
-    server = container(deployment, secrets, deployment.arguments) | probes()
+    server = container(deployment, secrets, deployment.arguments) | devices(deployment) | probes()
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -85,7 +87,7 @@ def _deployment(deployment: Deployment, name: str, namespace: str | None, secret
             # New copies need machines of their own, which there may be none of before an old one has gone.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
             "progressDeadlineSeconds": _progress_s(server),
-            "template": pod(deployment, [server], labels(name)),
+            "template": pod(deployment, server, labels(name), nodes_with_devices(deployment)),
         },
     }
 
@@ -100,7 +102,9 @@ def _leader_worker_set(
     deployment: Deployment, name: str, namespace: str | None, secrets: Mapping[str, SecretKey]
 ) -> Manifest:
     tpu = deployment.machine.platform == "tpu"
-    host = container(deployment, secrets, (*deployment.arguments, *(() if tpu else _RENDEZVOUS)))
+    arguments = (*deployment.arguments, *(() if tpu else _RENDEZVOUS))
+    host = container(deployment, secrets, arguments) | devices(deployment)
+    nodes = nodes_with_devices(deployment)
     # A slice of TPUs is a pool of nodes; the pods of one group lie on one pool, and no other group's do.
     exclusive = {"leaderworkerset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
     return {
@@ -113,8 +117,8 @@ def _leader_worker_set(
             "leaderWorkerTemplate": {
                 "size": deployment.config.num_hosts,
                 "restartPolicy": "RecreateGroupOnPodRestart",  # a model that lies on several hosts needs all of them
-                "leaderTemplate": pod(deployment, [host | probes()], labels(name) | _LEADER),
-                "workerTemplate": pod(deployment, [host], labels(name) | _WORKER),
+                "leaderTemplate": pod(deployment, host | probes(), labels(name) | _LEADER, nodes),
+                "workerTemplate": pod(deployment, host, labels(name) | _WORKER, nodes),
             },
         },
     }

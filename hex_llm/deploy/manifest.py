@@ -44,8 +44,8 @@ def metadata(name: str, namespace: str | None) -> Manifest:
 
 
 def container(deployment: Deployment, secrets: Mapping[str, SecretKey], arguments: Sequence[str]) -> Manifest:
-    """The server, without probes: of several hosts only the first answers HTTP."""
-    made: Manifest = {
+    """The server, without devices and without probes: of several hosts only the first answers HTTP."""
+    return {
         "name": "hex-llm",
         "image": deployment.image,
         "command": list(COMMAND),
@@ -58,10 +58,15 @@ def container(deployment: Deployment, secrets: Mapping[str, SecretKey], argument
             {"name": "cache", "mountPath": f"{_HOME}/.cache"},
         ],
     }
-    if resource := _RESOURCES.get(deployment.machine.platform):
-        count = str(deployment.machine.devices)
-        made["resources"] = {"requests": {resource: count}, "limits": {resource: count}}
-    return made
+
+
+def devices(deployment: Deployment) -> Manifest:
+    """What a container gets of its machine: all accelerators."""
+    resource = _RESOURCES.get(deployment.machine.platform)
+    if resource is None:
+        return {}
+    count = {resource: str(deployment.machine.devices)}
+    return {"resources": {"requests": count, "limits": count}}
 
 
 def variables(deployment: Deployment, secrets: Mapping[str, SecretKey]) -> list[Manifest]:
@@ -88,12 +93,12 @@ def probes() -> Manifest:
     }
 
 
-def pod(deployment: Deployment, containers: Sequence[Manifest], pod_labels: Mapping[str, str]) -> Manifest:
-    """The template of a pod on a machine of the deployment."""
+def pod(deployment: Deployment, server: Manifest, pod_labels: Mapping[str, str], nodes: Mapping[str, str]) -> Manifest:
+    """The template of a pod, on nodes with such labels."""
     spec: Manifest = {
         "terminationGracePeriodSeconds": math.ceil(deployment.config.drain_timeout_s) + _LEAVE_S + _END_S,
         "securityContext": {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER},
-        "containers": list(containers),
+        "containers": [server],
         "volumes": [
             {
                 "name": "shared-memory",
@@ -102,14 +107,15 @@ def pod(deployment: Deployment, containers: Sequence[Manifest], pod_labels: Mapp
             {"name": "cache", "emptyDir": {}},
         ],
     }
-    if selector := node_selector(deployment):
-        spec["nodeSelector"] = selector
+    if nodes:
+        spec["nodeSelector"] = dict(nodes)
     if deployment.service_account:
         spec["serviceAccountName"] = deployment.service_account
     return {"metadata": {"labels": dict(pod_labels)}, "spec": spec}
 
 
-def node_selector(deployment: Deployment) -> dict[str, str]:
+def nodes_with_devices(deployment: Deployment) -> dict[str, str]:
+    """The labels of nodes that are machines of the deployment."""
     machine = deployment.machine
     match machine.platform:
         case "tpu":
