@@ -3,9 +3,11 @@
 import http.server
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,26 @@ def test_the_steps_make_an_environment_in_which_the_entry_command_runs(built):
     assert in_image(built, "python", "-c", "import pytest").returncode == 1
     model = "import hex_llm, pathlib; print(*(pathlib.Path(hex_llm.__file__).parent / 'assets').rglob('*.safetensors'))"
     assert "hex-mini" in in_image(built, "python", "-c", model).stdout
+
+
+@pytest.mark.slow
+def test_the_entry_command_serves_and_becomes_healthy(built):
+    """With the small model, which is in the image; as Docker does it, but for the container."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    path = f"{built / 'bin'}:/usr/bin:/bin"
+    environment = {"PATH": path, "HOME": str(built.parent), "JAX_PLATFORMS": "cpu", "HEALTH_PORT": port}
+    command = [*words(FINAL.one("ENTRYPOINT")), "--host=127.0.0.1", f"--port={port}"]
+    with subprocess.Popen(command, cwd=built.parent, env=environment) as server:
+        healthy = False
+        deadline = time.monotonic() + 300
+        while not healthy and server.poll() is None and time.monotonic() < deadline:
+            time.sleep(1)
+            check = words(FINAL.one("HEALTHCHECK"))
+            healthy = not subprocess.run(check, env=environment, capture_output=True, check=False).returncode
+        server.terminate()
+        assert server.wait(60) == 0
+    assert healthy
 
 
 def test_another_device_is_refused(built):
