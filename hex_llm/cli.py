@@ -82,6 +82,11 @@ COMMANDS = {
     ),
     "tune": Command("Try flags of a server here, and say which are fastest.", _in("hex_llm.bench.tune.command")),
     "models": Command("List the models that are known by name, or show one.", _in("hex_llm.models_cli")),
+    "deploy vertex": Command("Deploy a model to an endpoint of Vertex AI.", _in("hex_llm.deploy.vertex")),
+    "deploy gke": Command("Print manifests for Kubernetes, with TPU slices or GPUs of GKE.", _in("hex_llm.deploy.gke")),
+    "deploy ray": Command(
+        "Print manifests for a Ray cluster on Kubernetes, by the KubeRay operator.", _in("hex_llm.deploy.ray_cluster")
+    ),
     "flags": Command("Print every flag as Markdown.", _flags),
     "version": Command("Print the version.", _version),
 }

@@ -14,7 +14,7 @@ ROOT = PROJECT / "hex_llm"
 # Imports point down this list, and never sideways along a line of it.
 RANKS = """
 cli
-server bench chat_cli models_cli plan_cli
+server bench chat_cli deploy models_cli plan_cli
 llm engine_process
 follower
 build
@@ -38,7 +38,7 @@ errors pytree seal
 """
 RANK = {name: rank for rank, line in enumerate(RANKS.split("\n")) for name in line.split()}
 NO_JAX = {
-    "cli", "models_cli", "plan_cli", "server", "completion", "engine", "text", "source", "planning", "catalog",
+    "cli", "deploy", "models_cli", "plan_cli", "server", "completion", "engine", "text", "source", "planning", "catalog",
     "config", "flags", "log", "model_fields", "model_files", "module_names", "frames", "process", "command", "errors",
     "launch", "peer", "channel", "seal", "topology", "download", "progress", "lora", "safetensors_file",
 }  # fmt: skip

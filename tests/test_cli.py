@@ -56,6 +56,9 @@ def test_help_lists_the_commands_with_a_line_each(capsys):
         ("plan", "Plan on which machine to serve a model, with which flags, how fast and at what cost."),
         ("tune", "Try flags of a server here, and say which are fastest."),
         ("models", "List the models that are known by name, or show one."),
+        ("deploy vertex", "Deploy a model to an endpoint of Vertex AI."),
+        ("deploy gke", "Print manifests for Kubernetes, with TPU slices or GPUs of GKE."),
+        ("deploy ray", "Print manifests for a Ray cluster on Kubernetes, by the KubeRay operator."),
         ("flags", "Print every flag as Markdown."),
         ("version", "Print the version."),
     ]
@@ -79,7 +82,7 @@ def test_the_first_word_of_a_command_lists_its_commands(capsys):
         (["chatt"], "There is no command 'chatt'; did you mean 'chat'?"),
         (["bench", "ofline"], "There is no command 'bench ofline'; did you mean 'bench offline'?"),
         (["xyzzy"], "There is no command 'xyzzy'; hex-llm --help lists those there are."),
-        (["deploy"], "There is no command 'deploy'; hex-llm --help lists those there are."),
+        (["deploy", "vertx"], "There is no command 'deploy vertx'; did you mean 'deploy vertex'?"),
         (["version", "--seed=1"], "unrecognized arguments: --seed=1."),
     ],
 )
