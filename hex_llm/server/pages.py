@@ -25,7 +25,6 @@ _HEADERS = (
         "Content-Security-Policy",
         "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'",
     ),
-    ("X-Content-Type-Options", "nosniff"),
     ("Referrer-Policy", "no-referrer"),
     ("Cache-Control", "no-cache"),  # kept, and asked about: a server that was updated has its own files
 )

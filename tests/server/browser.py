@@ -19,7 +19,8 @@ CHROMEDRIVER = shutil.which("chromedriver")
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the name that the standard gives to references
 
 # The keys that have no character, as the standard writes them.
-ENTER, SHIFT, ESCAPE, TAB, UP = "\ue007", "\ue008", "\ue00c", "\ue004", "\ue013"
+ENTER, SHIFT, ESCAPE, TAB = "\ue007", "\ue008", "\ue00c", "\ue004"
+RIGHT, UP, DOWN = "\ue014", "\ue013", "\ue015"
 
 
 class Browser:

@@ -3,6 +3,7 @@
 import { find, make } from "./dom.js";
 
 const STORED = "hex-llm-arguments";
+const UNLIMITED = 2 ** 31 - 1; // a limit that nobody comes near
 const NUMBERS = { temperature: 0.1, top_p: 0.05, top_k: 1, max_tokens: 1, seed: 1 };
 
 export class Arguments {
@@ -91,8 +92,8 @@ export class Arguments {
       input.value = Number(Math.min(maximum, Math.max(lowest, next)).toFixed(4));
       input.dispatchEvent(new Event("input", { bubbles: true }));
     });
-    const lower = exclusiveMinimum === undefined ? shown(minimum) : `above ${shown(exclusiveMinimum)}`;
-    const range = name === "seed" ? "a whole number" : `${lower} to ${shown(maximum)}`;
+    const lower = exclusiveMinimum === undefined ? minimum : `above ${exclusiveMinimum}`;
+    const range = name === "seed" ? "a whole number" : maximum < UNLIMITED ? `${lower} to ${maximum}` : `${lower} or more`;
     this.add(name, input, range, help, {
       read: (text) => (text === "" ? undefined : Number(text)),
       problem: (field) => {
@@ -101,7 +102,7 @@ export class Arguments {
         const value = Number(field.value);
         if (type === "integer" && !Number.isInteger(value)) return "This has to be a whole number.";
         const tooLow = exclusiveMinimum === undefined ? value < minimum : value <= exclusiveMinimum;
-        return tooLow || value > maximum ? `This has to be ${lower} to ${shown(maximum)}.` : "";
+        return tooLow || value > maximum ? `This has to be ${lower} to ${maximum}.` : "";
       },
     });
   }
@@ -149,8 +150,4 @@ export class Arguments {
     this.form.append(make("div", { className: "field" }, title, limits, input, note));
     this.fields.set(key, { input, note, read, problem });
   }
-}
-
-function shown(number) {
-  return Math.abs(number) >= 2 ** 31 - 1 ? "2³¹" : String(number);
 }

@@ -9,7 +9,7 @@ const NUM_POINTS = 60;
 
 export class EngineView {
   constructor() {
-    this.points = [];
+    this.points = Array(NUM_POINTS).fill(0);
     this.before = null;
     this.timer = null;
     document.addEventListener("visibilitychange", () => this.timer !== null && this.look());
@@ -62,11 +62,11 @@ export class EngineView {
 
   draw() {
     const most = Math.max(...this.points, 1);
-    const x = (place) => 120 - ((this.points.length - 1 - place) * 120) / (NUM_POINTS - 1);
+    const x = (place) => (place * 120) / (NUM_POINTS - 1);
     const line = this.points.map((value, place) => `${x(place).toFixed(1)} ${(30 - (value / most) * 27).toFixed(1)}`);
     const [area, stroke] = find("spark").children;
     stroke.setAttribute("d", `M${line.join("L")}`);
-    area.setAttribute("d", `M${x(0).toFixed(1)} 32L${line.join("L")}L120 32Z`);
+    area.setAttribute("d", `M0 32L${line.join("L")}L120 32Z`);
   }
 }
 
