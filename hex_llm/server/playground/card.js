@@ -19,7 +19,10 @@ export function showCard(card) {
     ["Version", `hex-llm ${card.version}`],
   ];
   find("card").replaceChildren(
-    ...rows.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))),
+    ...rows.map(([name, value]) => {
+      const className = value instanceof Element ? "wide" : "";
+      return make("div", { className }, make("dt", {}, name), make("dd", {}, value));
+    }),
   );
 }
 
