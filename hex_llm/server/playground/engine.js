@@ -8,36 +8,35 @@ const EVERY_MS = 1000;
 const NUM_POINTS = 60;
 
 export class EngineView {
-  constructor() {
+  /** `lost` is called when the server is not there any more, or not ready. It may then be started anew. */
+  constructor(lost) {
+    this.lost = lost;
     this.points = Array(NUM_POINTS).fill(0);
     this.before = null;
     this.timer = null;
+    this.looks = 0;
     document.addEventListener("visibilitychange", () => this.timer !== null && this.look());
   }
 
   start(card) {
     this.caching = card.prefix_caching;
-    clearTimeout(this.timer);
-    this.timer = 0;
     this.look();
   }
 
   async look() {
     clearTimeout(this.timer);
+    this.timer = 0; // none, but it has been started
     if (document.hidden) return; // it goes on when somebody looks
-    try {
-      this.show(parse(await (await get("/metrics")).text()), performance.now());
-      this.say("");
-    } catch (error) {
-      this.say(error.message);
+    const look = ++this.looks;
+    const values = await read();
+    if (look !== this.looks) return; // another one goes on
+    if (values?.get("ready")) {
+      this.show(values, performance.now());
+      this.timer = setTimeout(() => this.look(), EVERY_MS);
+    } else {
+      this.timer = null;
+      this.lost();
     }
-    this.timer = setTimeout(() => this.look(), EVERY_MS);
-  }
-
-  say(text) {
-    const note = find("engine-note");
-    if (note.textContent !== text) note.textContent = text;
-    note.hidden = !text;
   }
 
   show(values, now) {
@@ -67,6 +66,14 @@ export class EngineView {
     const [area, stroke] = find("spark").children;
     stroke.setAttribute("d", `M${line.join("L")}`);
     area.setAttribute("d", `M0 32L${line.join("L")}L120 32Z`);
+  }
+}
+
+async function read() {
+  try {
+    return parse(await (await get("/metrics")).text());
+  } catch {
+    return null; // whoever finds out what is the matter says it
   }
 }
 

@@ -11,7 +11,7 @@ import { Talk } from "./talk.js";
 
 const AGAIN_MS = 1000;
 
-const engine = new EngineView();
+const engine = new EngineView(connect);
 const args = new Arguments(showCode);
 const talk = new Talk(args, showCode);
 const keys = new KeyDialog(connect);
@@ -27,22 +27,28 @@ async function connect() {
     engine.start(card);
     find("key-open").hidden = !key.get();
     say("ready", "ready");
-    if (matchMedia("(min-width: 861px)").matches) find("input").focus();
+    // On a phone the keyboard would cover half of the page.
+    if (document.activeElement === document.body && matchMedia("(min-width: 861px)").matches) find("input").focus();
   } catch (error) {
     if (error.status === 401) {
       say("locked", "needs a key");
       keys.ask(key.get() ? error.message : "");
       return;
     }
-    say(error.code === "starting" ? "starting" : "away", error.code === "starting" ? await progress() : error.message);
+    if (error.code === "starting") say("starting", await progress());
+    else say("away", error.message);
     setTimeout(connect, AGAIN_MS);
   }
 }
 
 async function progress() {
-  const response = await fetch("/ping", { cache: "no-store" }); // its status says that it is not ready, too
-  const { phase, progress: done } = await response.json();
-  return phase ? `${phase} ${Math.round(done * 100)} %` : "starting";
+  try {
+    const response = await fetch("/ping", { cache: "no-store" }); // its status says that it is not ready, too
+    const { phase, progress: done } = await response.json();
+    return `${phase || "starting"} ${Math.round((done ?? 0) * 100)} %`;
+  } catch {
+    return "starting"; // it was there a moment ago
+  }
 }
 
 function say(state, text) {

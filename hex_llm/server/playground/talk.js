@@ -51,14 +51,17 @@ export class Talk {
     }
   }
 
+  /** Once the server is there, and again when it has come back: what has been said stays. */
   start(card) {
+    const isFirst = !this.card;
     this.card = card;
     this.ready = true;
     const chat = document.querySelector("input[name=mode][value=chat]");
     chat.disabled = !card.has_chat;
     chat.parentElement.title = card.has_chat ? "" : "The model has no chat template.";
-    if (!card.has_chat) this.mode = "completion";
-    this.setMode(this.mode);
+    if (!card.has_chat && this.mode === "chat") this.setMode("completion");
+    else if (isFirst) this.setMode(this.mode);
+    else this.args.setMode(this.mode);
   }
 
   setMode(mode) {

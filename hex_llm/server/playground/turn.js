@@ -14,9 +14,9 @@ export class Turn {
     this.text = make("div", { className: "text" });
     this.facts = make("div", { className: "measures" });
     this.retry = make("button", { type: "button", className: "quiet small" }, "Retry");
-    const copying = make("button", { type: "button", className: "quiet small" }, "Copy");
-    copying.addEventListener("click", () => copy(this.answer, copying));
-    this.actions = make("div", { className: "foot" }, this.facts, make("span", { className: "spacer" }), copying, this.retry);
+    this.copying = make("button", { type: "button", className: "quiet small" }, "Copy");
+    this.copying.addEventListener("click", () => copy(this.answer, this.copying));
+    this.actions = make("div", { className: "foot" }, this.facts, make("span", { className: "spacer" }), this.copying, this.retry);
     const names = mode === "chat" ? ["You", "Model"] : ["Prompt", "Completion"];
     this.answered = make("article", { className: "answer" }, make("h2", {}, names[1]), this.text, this.actions);
     const saying = make("article", { className: "said" }, make("h2", {}, names[0]), make("div", { className: "text" }, said));
@@ -93,6 +93,7 @@ export class Turn {
     this.text.normalize();
     this.answered.removeAttribute("aria-busy");
     this.actions.hidden = false;
+    this.copying.hidden = !this.answer;
     this.facts.replaceChildren(...this.measures(started, first, last).map((each) => make("span", {}, each)));
   }
 
