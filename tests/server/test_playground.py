@@ -296,7 +296,7 @@ def test_arguments_are_sent_and_their_limits_are_told(page: Browser) -> None:
     assert page.text(".answer .text") == first
 
     set_argument(page, "top_p", "2")
-    assert page.text("#argument-top_p-problem") == "This has to be above 0 to 1."
+    assert page.text("#argument-top_p-problem") == "This has to be above 0 and at most 1."
     page.type("#input", "Not this." + ENTER)
     assert page.run("return document.activeElement.id") == "argument-top_p"
     assert page.run("return document.querySelectorAll('.turn').length") == 1
@@ -310,6 +310,9 @@ def test_arguments_are_sent_and_their_limits_are_told(page: Browser) -> None:
     page.press(DOWN)
     page.press(DOWN)
     assert page.run("return document.activeElement.value") == "0.9"
+    page.run("document.querySelector('#argument-seed').focus()")
+    page.press(UP)
+    assert page.run("return document.activeElement.value") == "1"
     page.click("#reset")
     set_argument(page, "top_k", "1")
     set_argument(page, "stop", "Par")

@@ -86,14 +86,16 @@ export class Arguments {
     input.addEventListener("keydown", (event) => {
       if (!["ArrowUp", "ArrowDown"].includes(event.key)) return;
       event.preventDefault();
-      const start = input.value === "" ? (limits.default ?? minimum ?? 0) : Number(input.value);
+      const start = input.value === "" ? (limits.default ?? Math.max(minimum, 0)) : Number(input.value);
       const next = start + (event.key === "ArrowUp" ? step : -step);
       const lowest = minimum ?? exclusiveMinimum + step;
       input.value = Number(Math.min(maximum, Math.max(lowest, next)).toFixed(4));
       input.dispatchEvent(new Event("input", { bubbles: true }));
     });
-    const lower = exclusiveMinimum === undefined ? minimum : `above ${exclusiveMinimum}`;
+    const isOpen = exclusiveMinimum !== undefined;
+    const lower = isOpen ? `above ${exclusiveMinimum}` : String(minimum);
     const range = name === "seed" ? "a whole number" : maximum < UNLIMITED ? `${lower} to ${maximum}` : `${lower} or more`;
+    const within = isOpen ? `${lower} and at most ${maximum}` : `from ${lower} to ${maximum}`;
     this.add(name, input, range, help, {
       read: (text) => (text === "" ? undefined : Number(text)),
       problem: (field) => {
@@ -101,8 +103,8 @@ export class Arguments {
         if (field.value === "") return "";
         const value = Number(field.value);
         if (type === "integer" && !Number.isInteger(value)) return "This has to be a whole number.";
-        const tooLow = exclusiveMinimum === undefined ? value < minimum : value <= exclusiveMinimum;
-        return tooLow || value > maximum ? `This has to be ${lower} to ${maximum}.` : "";
+        const isBelow = isOpen ? value <= exclusiveMinimum : value < minimum;
+        return isBelow || value > maximum ? `This has to be ${within}.` : "";
       },
     });
   }
