@@ -21,6 +21,7 @@ from hex_llm.engine.carrier import FromCarrier
 from hex_llm.engine.engine import Engine
 from hex_llm.engine.handover import PARTS_IN_FLIGHT, Porter
 from hex_llm.engine.limits import Limits, most_blocks
+from hex_llm.engine.wire import Facts
 from hex_llm.errors import ConfigError
 from hex_llm.kernels.window import Window
 from hex_llm.loader.adapters import Pair, pack_adapter
@@ -35,6 +36,8 @@ from hex_llm.models.adapters import Room, abstract_pairs, adaptable
 from hex_llm.models.arch import Arch, Kind
 from hex_llm.models.few_bits import Quantization, in_units
 from hex_llm.models.registry import family
+from hex_llm.models.split import Split
+from hex_llm.models.weights import build
 from hex_llm.parallel.backend import backend
 from hex_llm.parallel.hosts import least_of_hosts
 from hex_llm.parallel.mesh import make_mesh
@@ -186,6 +189,15 @@ def _carrier(config: Config, model: Model, runner: DeviceRunner, hear: Callable[
 def adapters_of(model: Model) -> dict[str, tuple[int, int]]:
     """The modules that adapters can change, with the numbers that go in and come out of each."""
     return adaptable(family(model.arch).weights, model.arch)
+
+
+def facts_of(model: Model) -> Facts:
+    """What a card of the model says. Weights are counted as the model has them, in however few bits they are kept."""
+    kept = model.quantization.name.removeprefix("--quantization=") if model.quantization else None
+    whole = Split(model.arch, 1)
+    sizes: list[int] = []
+    build(family(model.arch).weights, model.arch, lambda spec: sizes.append(math.prod(spec.shape(whole))))
+    return Facts(model.arch.architecture, sum(sizes), kept)
 
 
 def build_runner(

@@ -305,6 +305,9 @@ class Config:
         None, "Web pages that may call the server from a browser, with commas between; * is all. Without it, none."
     )
     enable_docs: bool = _server(False, "Serve /docs and /openapi.json.")
+    playground: bool = _server(
+        True, "Serve a page at / to try the model with. It asks for an API key where the server wants one."
+    )
     ssl_certfile: str | None = _server(
         None, "A file with the certificate, to speak https.", aliases=("ssl-certificate",)
     )

@@ -142,7 +142,7 @@ def _build(task: Task, own: EngineTask, host: EngineHost, key: bytes) -> tuple[E
     # JAX is imported here, and not before the HTTP processes can see that there is somebody.
     import jax
 
-    from hex_llm.build import adapters_of, build_engine, find_model
+    from hex_llm.build import adapters_of, build_engine, facts_of, find_model
     from hex_llm.engine.admission import new_request
     from hex_llm.engine.request import SamplingParams
     from hex_llm.parallel.hosts import join_hosts
@@ -171,7 +171,7 @@ def _build(task: Task, own: EngineTask, host: EngineHost, key: bytes) -> tuple[E
     gc.collect()
     gc.freeze()
     pages = porters[0].address if porters else ""
-    return engine, Ready(engine.limits, str(model.dtype), jax.devices()[0].device_kind, pages)
+    return engine, Ready(engine.limits, str(model.dtype), jax.devices()[0].device_kind, pages, facts_of(model))
 
 
 if __name__ == "__main__":

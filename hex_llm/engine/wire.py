@@ -53,11 +53,20 @@ class Found(msgspec.Struct, tag=True, array_like=True):
     modules: dict[str, tuple[int, int]] = {}  # that adapters can change, with what goes in and comes out
 
 
+class Facts(msgspec.Struct, array_like=True):
+    """What people want to know of a model, and programs do not."""
+
+    architecture: str = ""
+    num_parameters: int = 0
+    quantization: str | None = None  # None: its weights are in 16 or 32 bits
+
+
 class Ready(msgspec.Struct, tag=True, array_like=True):
     limits: Limits
     dtype: str
     device: str
     pages: str = ""  # the address at which other engines may fetch blocks
+    facts: Facts = msgspec.field(default_factory=Facts)
 
 
 class Failed(msgspec.Struct, tag=True, array_like=True):

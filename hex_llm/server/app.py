@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from starlette.middleware.cors import CORSMiddleware
 
 from hex_llm.errors import MethodNotAllowed, NotFound, RequestError, RequestTimeout, Unauthorized
-from hex_llm.server import chat, completions, docs, health, models, tokens, vertex
+from hex_llm.server import card, chat, completions, docs, health, models, pages, tokens, vertex
 from hex_llm.server.errors_json import error_body, error_headers, told
 from hex_llm.server.exchange import ClientGone, Exchange
 from hex_llm.server.request_log import log_request
@@ -49,6 +49,9 @@ def routes(server: Server, environ: Mapping[str, str] = os.environ) -> dict[str,
     }
     if server.config.enable_docs:
         table |= {"/docs": Route("GET", docs.page), "/openapi.json": Route("GET", docs.openapi)}
+    if server.config.playground:
+        table |= dict.fromkeys(pages.FILES, Route("GET", pages.show_file, open=True, counted=False))
+        table[card.PATH] = Route("GET", card.show_card)
     for variable, route in (("AIP_HEALTH_ROUTE", ping), ("AIP_PREDICT_ROUTE", generate)):
         if path := environ.get(variable):
             table[path] = route

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from hex_llm.config import Config
-from hex_llm.server import chat_schema, completion_schema, tokens, vertex_schema
+from hex_llm.server import card, chat_schema, completion_schema, tokens, vertex_schema
 from hex_llm.server.exchange import Exchange
 from hex_llm.server.fields import Field, Fields
 from hex_llm.server.state import Server
@@ -53,9 +53,16 @@ OPERATIONS = (
     Operation("GET", "/live", "200 wherever the server can answer at all. Needs no key."),
     Operation("GET", "/version", "The version of the server."),
     Operation("GET", "/metrics", "What Prometheus reads."),
+    Operation("GET", "/", "The playground, a page to try the model with. Needs no key."),
+    Operation("GET", card.PATH, "What the playground shows of the model, and the limits of what it asks for."),
     Operation("GET", "/docs", "This list, for people."),
     Operation("GET", "/openapi.json", "This list, for programs."),
 )
+
+
+def operations(config: Config) -> Iterator[Operation]:
+    """Those that there are with these settings."""
+    return (each for each in OPERATIONS if config.playground or each.path not in ("/", card.PATH))
 
 
 async def page(server: Server, exchange: Exchange) -> None:
@@ -70,7 +77,7 @@ async def openapi(server: Server, exchange: Exchange) -> None:
 def describe_api(config: Config) -> dict[str, Any]:
     """The routes as OpenAPI has them."""
     paths: dict[str, dict[str, Any]] = {}
-    for each in OPERATIONS:
+    for each in operations(config):
         paths.setdefault(each.path, {})[each.method.lower()] = _operation(each, config)
     return {
         "openapi": "3.1.0",
@@ -120,7 +127,7 @@ def _operation(operation: Operation, config: Config) -> dict[str, Any]:
 def _html(config: Config) -> Iterator[str]:
     yield f'<!doctype html><html lang="en"><meta charset="utf-8"><title>hex-llm</title><style>{_STYLE}</style>'
     yield "<h1>hex-llm</h1><p>All that the server answers. The same for programs: <code>/openapi.json</code>.</p>"
-    for each in OPERATIONS:
+    for each in operations(config):
         yield f"<h2><code>{each.method} {escape(each.path)}</code></h2><p>{escape(each.summary)}</p>"
         if each.fields is not None:
             yield "<table><tr><th>field</th><th>meaning</th><th>values</th></tr>"

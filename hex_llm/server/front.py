@@ -154,7 +154,7 @@ class _Front:
             server.adapters = Adapters(config, open_store(config), found.modules, server.metrics.count_lora_load)
             await server.adapters.check_named()
         ready = await self._router.ready
-        server.limits = ready.limits
+        server.limits, server.ready = ready.limits, ready
         server.phase = Phase.READY
         logger.info(
             "Ready after %.1f s on %s (%s): %s at %s.",

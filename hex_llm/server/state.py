@@ -7,6 +7,7 @@ import time
 from hex_llm.config import Config
 from hex_llm.engine.limits import Limits
 from hex_llm.engine.router import Router
+from hex_llm.engine.wire import Ready
 from hex_llm.errors import EngineDead, ModelNotFound, RequestError, Unavailable
 from hex_llm.server.adapters import NO_ADAPTER, Adapter, Adapters
 from hex_llm.server.admission import Admission
@@ -25,8 +26,8 @@ class Phase(enum.StrEnum):
 
 
 class Server:
-    """One HTTP process. `tokenizer`, `text` and `limits` are there from the moment it is ready; so are `adapters`, with
-    --enable_lora.
+    """One HTTP process. `tokenizer`, `text`, `limits` and `ready`, what the engine said of itself, are there from the
+    moment it is ready; so are `adapters`, with --enable_lora.
 
     `open` are the requests that have no answer yet, or not all of it; `roles` what each engine is for, empty where all
     do all.
@@ -35,6 +36,7 @@ class Server:
     tokenizer: Tokenizer
     text: TextClient
     limits: Limits
+    ready: Ready
     adapters: Adapters
 
     def __init__(self, config: Config, engine: Router, keys: Keys, *, index: int = 0):

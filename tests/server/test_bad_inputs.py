@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from hex_llm.config import Config
+from hex_llm.server import pages
 from hex_llm.server.app import routes
 from hex_llm.server.state import Server
 from tests.checkpoints import write_llama
@@ -21,7 +22,8 @@ from tests.server.serving import read_answer
 
 TABLES = (http, json_text, sampling, limits_of_answers, messages, prompts, instances)
 CASES = [case for table in TABLES for case in table.CASES]
-OPEN = {"/ping", "/health", "/live"}
+# Health, and the files of the playground, which are the same for everybody and hold no data.
+OPEN = {"/ping", "/health", "/live", *pages.FILES}
 PING = head("GET", "/ping")
 
 
@@ -105,13 +107,13 @@ def _all_routes() -> dict[str, Any]:
     return {**routes(server, {}), "/v1/models/tiny": SimpleNamespace(method="GET", open=False)}
 
 
-def test_only_the_routes_for_health_are_open():
+def test_only_health_and_the_playgrounds_files_are_open():
     assert {path for path, route in _all_routes().items() if route.open} == OPEN
 
 
 @pytest.mark.parametrize("path", _all_routes())
 @pytest.mark.parametrize("header", [None, "Bearer wrong", f"Basic {KEY}"])
-def test_every_route_but_those_for_health_needs_a_key(server, path, header):
+def test_every_other_route_needs_a_key(server, path, header):
     headers = [f"Authorization: {header}"] if header else []
     status, answered, body = ask(server, (head(_all_routes()[path].method, path, *headers),))
     if path in OPEN:

@@ -159,7 +159,7 @@ METHODS = (
     wrong_method("OPTIONS", CHAT, "POST"),
     wrong_method("TRACE", "/health", "GET"),
     wrong_method("BREW", "/live", "GET"),
-    no_path("the root", "/", "There is no /"),
+    no_path("the folder of the playground", "/playground/", "There is no /playground/"),
     no_path("a path that does not exist", "/v1/engines", "/v1/engines"),
     no_path("a path that does not exist to post to", "/v1/embeddings", "/v1/embeddings", "POST"),
     no_path("a question about no model", "/v1/models/", "missing"),
