@@ -1,7 +1,8 @@
 """What a type of machine has, as Google Cloud sells them: its accelerators, and what others call these.
 
-From Google's pages: TPUs and their topologies, cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus; GPUs,
-cloud.google.com/compute/docs/gpus and cloud.google.com/vertex-ai/docs/predictions/configure-compute.
+Machines and topologies of v5e are those of cloud.google.com/tpu/docs/v5e, and Vertex AI's names of GPUs those of its
+SDK, with which a test compares them. The others were not compared with a page line by line; where they would be found is
+cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus and cloud.google.com/compute/docs/gpus.
 """
 
 import math
@@ -55,7 +56,7 @@ def _gpus(prefix: str, sizes: tuple[int, ...], gke: str, vertex: str) -> list[Ma
 
 _L4 = {4: 1, 8: 1, 12: 1, 16: 1, 32: 1, 24: 2, 48: 4, 96: 8}  # GPUs by the number of CPUs, which is in the name
 
-_KNOWN = {
+KNOWN = {
     machine.name: machine
     for machine in (
         *_tpus("ct4p-hightpu", (4,), "tpu-v4-podslice"),
@@ -73,8 +74,8 @@ _KNOWN = {
 
 def find_machine(name: str) -> Machine:
     """The machine of that type. One of a series that has no accelerators is for the CPU."""
-    if name in _KNOWN:
-        return _KNOWN[name]
+    if name in KNOWN:
+        return KNOWN[name]
     if re.fullmatch(r"(c2|c2d|c3|c3d|c4|c4a|c4d|e2|n2|n2d|n4)-[a-z]+-[0-9a-z-]+", name):
         return Machine(name, "cpu")
-    raise ConfigError(f"--machine_type={name} is none that is known. With accelerators there are {', '.join(_KNOWN)}.")
+    raise ConfigError(f"--machine_type={name} is none that is known. With accelerators there are {', '.join(KNOWN)}.")

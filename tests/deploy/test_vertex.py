@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 from google.auth.credentials import AnonymousCredentials
+from google.cloud.aiplatform_v1.types import AcceleratorType
 
 from hex_llm import cli
 from hex_llm.catalog.index import ENTRIES
-from hex_llm.deploy.machine import find_machine
+from hex_llm.deploy.machine import KNOWN, find_machine
 from tests.deploy.fake_vertex import FakeVertex
 from tests.deploy.guides import ACCOUNT, GUIDES, IMAGE, REGION, Guide
 
@@ -201,3 +202,7 @@ def test_the_machines_of_the_catalog_are_known():
         for each in entry.recommended:
             machine = find_machine(each.machine)
             assert each.flags["tensor_parallel_size"] <= machine.devices * each.flags.get("num_hosts", 1)
+
+
+def test_accelerators_have_the_names_that_the_sdk_knows():
+    assert {machine.vertex for machine in KNOWN.values() if machine.vertex} <= {each.name for each in AcceleratorType}
