@@ -1,7 +1,7 @@
 """What a type of machine has, as Google Cloud sells them: its accelerators, and what others call these.
 
 Machines and topologies of v5e are those of cloud.google.com/tpu/docs/v5e, and Vertex AI's names of GPUs those of its
-SDK, with which a test compares them. The others were not compared with a page line by line; where they would be found is
+SDK, with which a test compares them. The others were not compared with a page line by line; they would be found in
 cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus and cloud.google.com/compute/docs/gpus.
 """
 
