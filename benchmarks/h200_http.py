@@ -5,11 +5,11 @@ import http.client
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from hex_llm.bench import local_server
-from hex_llm.bench.local_server import HOST, LocalServer, free_port
+from hex_llm.bench.local_server import HOST, LocalServer
 
 
 class Server(LocalServer):
@@ -41,18 +41,17 @@ class Server(LocalServer):
 
 
 def server_command(model: Path, cache: Path, port: int, flags: Sequence[str]) -> list[str]:
-    more = [f"--model={model}", "--load_format=dummy", f"--compilation_cache_dir={cache}"]
-    return local_server.server_command(port, [*more, *flags])
+    return local_server.server_command(port, _flags(model, cache, flags))
 
 
-@contextlib.contextmanager
-def running(model: Path, cache: Path, flags: Sequence[str], log: Path, *, timeout_s: float) -> Iterator[Server]:
-    port = free_port()
-    server = Server(server_command(model, cache, port, flags), port, log, timeout_s=timeout_s)
-    try:
-        yield server
-    finally:
-        server.stop()
+def running(
+    model: Path, cache: Path, flags: Sequence[str], log: Path, *, timeout_s: float
+) -> contextlib.AbstractContextManager[Server]:
+    return Server.running(_flags(model, cache, flags), log, timeout_s=timeout_s)
+
+
+def _flags(model: Path, cache: Path, more: Sequence[str]) -> list[str]:
+    return [f"--model={model}", "--load_format=dummy", f"--compilation_cache_dir={cache}", *more]
 
 
 def _has_text(line: bytes) -> bool:

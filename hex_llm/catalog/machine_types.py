@@ -1,8 +1,9 @@
 """What can be rented, and what it has: machines as Google Cloud names them, one by one or several as one slice.
 
-Of v5e and v6e as in docs.cloud.google.com/tpu/docs/v5e and in the guides of Hex-LLM and of vLLM on TPUs; sixteen chips
-of v5e are four machines there. The others are named as cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus and
-docs.cloud.google.com/compute/docs/accelerator-optimized-machines name them, but were not compared line by line.
+Of v5e as in docs.cloud.google.com/tpu/docs/v5e, and v6e up to eight chips as in the guides of Hex-LLM and of vLLM on
+TPUs; sixteen chips of v5e are four machines there. The others are named as in
+cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus and
+docs.cloud.google.com/compute/docs/accelerator-optimized-machines, but were not compared line by line.
 The H200 comes in eights; `h200x1` and its like stand for cards that somebody has otherwise.
 
 Prices are those of cloud.google.com/tpu/pricing, on demand in the United States, as others quote them (v5e on 31
@@ -10,6 +11,7 @@ January 2025; of v5p and v6e no day is given); the page itself was not read for 
 have others. No price of a GPU is here: none was at hand with a source.
 """
 
+import math
 from dataclasses import dataclass
 
 from hex_llm.catalog.chips import CHIPS, Chip
@@ -37,9 +39,7 @@ def _tpu(
     """Slices of a machine with so many chips; `price` is a chip's."""
     slices = []
     for shape in shapes:
-        count = 1
-        for axis in shape.split("x"):
-            count *= int(axis)
+        count = math.prod(map(int, shape.split("x")))
         whole = None if price is None else price * count
         slices.append(Slice(machine, CHIPS[chip], count * devices_of_chip, count // chips, shape, whole))
     return tuple(slices)

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from hex_llm import cli
+from hex_llm.bench.tune import command
 from hex_llm.bench.tune.axes import Axis, Setting, axes_for, start
 from hex_llm.bench.tune.search import Targets, Trial, is_better, search
 
@@ -80,12 +81,19 @@ def test_flags_that_are_given_stay_as_they_are():
     assert start(16, axes).flags == ["--max_decode_seqs=16"]
 
 
+def test_flags_are_known_in_every_spelling():
+    given = command._given(["--max-num-seqs=8", "--no-enable-chunked-prefill", "--gpu-memory-utilization", "0.5"])
+    assert given == {"max_decode_seqs", "enable_chunked_prefill", "gpu_memory_utilization"}
+    assert [axis.flag for axis in axes_for(16, given)] == ["max_num_batched_tokens"]
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["model"], "'model' belongs to no flag; those of the server come behind --."),
         (["--percentile=100"], "--percentile=100"),
         (["--", "--max_model_len=none"], "max_model_len"),
+        (["--", "--port=9000"], "--port is not for here"),
         (["--json=/nowhere/at/all.json"], "--json=/nowhere/at/all.json is in a folder that does not exist."),
     ],
 )

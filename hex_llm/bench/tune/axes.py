@@ -17,13 +17,15 @@ class Axis:
 
 def axes_for(concurrency: int, fixed: Collection[str]) -> tuple[Axis, ...]:
     """Those of the flags that are not `fixed`, the ones first that change most."""
-    seqs = tuple(1 << power for power in range(2, 11) if 1 << power <= 4 * concurrency) or (concurrency,)
+    seqs = tuple(1 << power for power in range(2, 11) if 1 << power <= 4 * concurrency)
     found = (
         Axis("enable_chunked_prefill", (False, True)),
         Axis("max_num_batched_tokens", (128, 256, 512, 1024, 2048, 4096, 8192)),
         Axis("max_decode_seqs", seqs),
         Axis("hbm_utilization_factor", (0.8, 0.9, 0.95)),
     )
+    if "gpu_memory_utilization" in fixed:  # says the same in another way
+        fixed = {*fixed, "hbm_utilization_factor"}
     left = tuple(axis for axis in found if axis.flag not in fixed)
     if not left:
         raise ConfigError(f"Nothing is left to tune: all of {', '.join(axis.flag for axis in found)} are given.")

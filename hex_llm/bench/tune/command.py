@@ -1,5 +1,6 @@
 """`hex-llm tune`: short runs on this machine, to find the flags that are fastest within targets."""
 
+import itertools
 import json
 import shlex
 import tempfile
@@ -11,7 +12,7 @@ from pathlib import Path
 from hex_llm.bench.tune.axes import axes_for, start
 from hex_llm.bench.tune.search import Targets, Trial, search
 from hex_llm.bench.tune.trial import Load, run_trial
-from hex_llm.config import Config
+from hex_llm.config import Config, config_parser
 from hex_llm.errors import ConfigError, StartError
 from hex_llm.flags import FlagParser, flag, flags_of
 
@@ -43,8 +44,7 @@ class Options:
 def main(argv: Sequence[str]) -> None:
     options, server_flags = _parse(argv)
     targets = Targets(options.ttft_ms, options.tpot_ms)
-    fixed = {word.lstrip("-").removeprefix("no-").partition("=")[0].replace("-", "_") for word in server_flags}
-    axes = axes_for(options.max_concurrency, fixed)
+    axes = axes_for(options.max_concurrency, _given(server_flags))
     load = Load(
         options.input_len,
         options.output_len,
@@ -54,7 +54,6 @@ def main(argv: Sequence[str]) -> None:
     )
     end = time.monotonic() + options.budget_s
     trials: list[Trial] = []
-    best: Trial | None = None
     print(f"{'tokens/s':>9}  {f'p{load.percentile} TTFT':>10}  {f'p{load.percentile} TPOT':>10}  flags", flush=True)
     with tempfile.TemporaryDirectory() as name:
         found = search(
@@ -64,14 +63,15 @@ def main(argv: Sequence[str]) -> None:
             lambda setting: run_trial(setting, server_flags, load, Path(name), options.trial_timeout_s),
             lambda: time.monotonic() < end,
         )
-        for trial, is_best in found:
+        best, _ = first = next(found)
+        for trial, is_best in itertools.chain([first], found):
             trials.append(trial)
             best = trial if is_best else best
             print(_row(trial, is_best), flush=True)
     if options.json is not None:
         Path(options.json).write_text(json.dumps(_report(argv, load, targets, trials, best), indent=2) + "\n")
-    if best is None or best.failed is not None:
-        raise StartError(f"No setting could be measured. {'' if best is None else best.failed}")
+    if best.failed is not None:
+        raise StartError(f"No setting could be measured. {best.failed}")
     print(_advice(best, targets, server_flags))
 
 
@@ -87,7 +87,15 @@ def _parse(argv: Sequence[str]) -> tuple[Options, list[str]]:
     if words:
         raise ConfigError(f"{words[0]!r} belongs to no flag; those of the server come behind --.")
     Config.from_args(server_flags)
+    if taken := _given(server_flags) & {"host", "port"}:
+        raise ConfigError(f"--{min(taken)} is not for here: every server that is tried has an address of its own.")
     return Options(**vars(arguments)), server_flags
+
+
+def _given(server_flags: Sequence[str]) -> set[str]:
+    """The names of the flags, in whatever spelling they came."""
+    arguments, _ = config_parser("hex-llm tune", SUMMARY, server=True).parse(server_flags, {})
+    return set(vars(arguments))
 
 
 def _row(trial: Trial, is_best: bool) -> str:
@@ -104,7 +112,7 @@ def _advice(best: Trial, targets: Targets, server_flags: Sequence[str]) -> str:
     return f"The fastest within the targets:\n  {command}"
 
 
-def _report(argv: Sequence[str], load: Load, targets: Targets, trials: list[Trial], best: Trial | None) -> dict:
+def _report(argv: Sequence[str], load: Load, targets: Targets, trials: list[Trial], best: Trial) -> dict:
     def told(trial: Trial) -> dict:
         figures = {} if trial.failed is not None else {
             "tokens_per_s": trial.tokens_per_s, "ttft_ms": trial.ttft_ms, "tpot_ms": trial.tpot_ms
@@ -116,5 +124,5 @@ def _report(argv: Sequence[str], load: Load, targets: Targets, trials: list[Tria
         "load": asdict(load),
         "targets": asdict(targets),
         "trials": [told(trial) for trial in trials],
-        "best": None if best is None else told(best),
+        "best": told(best),
     }

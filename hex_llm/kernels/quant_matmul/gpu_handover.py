@@ -2,7 +2,9 @@
 
 That they are there is told by a word: a number that is 0, and 1 from when the sums are left until they are taken. All
 words are 0 when a kernel begins, and when it ends again; so one array of zeros, made once in a program, serves all of
-its kernels, which is what XLA makes of those that each asks for (`words`). To XLA, no kernel changes them.
+its kernels, which is what XLA makes of those that each asks for (`words`). To XLA, no kernel changes them, so nothing
+but what they compute keeps two of them from running side by side, as they must not: products of a layer follow from
+each other.
 
 A block may wait for blocks before it only, which have begun when it does: then somebody always goes on.
 """
