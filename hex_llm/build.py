@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,10 +46,11 @@ from hex_llm.runner.adapter_carrier import AdapterCarrier
 from hex_llm.runner.buckets import SEPARATE, TOGETHER, Buckets
 from hex_llm.runner.cache_folder import use_cache
 from hex_llm.runner.compiler import Compiler, DoesNotFit
+from hex_llm.runner.device_memory import asking, reach
 from hex_llm.runner.followers import Followers
 from hex_llm.runner.kernel_checks import check_attention, check_products
 from hex_llm.runner.layout import Shapes
-from hex_llm.runner.memory import Memory, Needs, Share, plan_blocks
+from hex_llm.runner.memory import Memory, Needs, Share, less_than_planned, plan_blocks
 from hex_llm.runner.packed_adapter import PackedAdapter
 from hex_llm.runner.pages import Staging
 from hex_llm.runner.programs import (
@@ -172,7 +173,8 @@ def build_engine(
     elif config.enable_lora:
         carrier = _carrier(config, model, runner, hear)
     in_flight = 1 if config.async_scheduling else 0
-    return Engine(runner, limits, max_in_flight=in_flight, porter=porter, carrier=carrier)
+    rebuilds = config.oom_policy == "rebuild" and followers is None  # which are not told of it
+    return Engine(runner, limits, max_in_flight=in_flight, rebuilds=rebuilds, porter=porter, carrier=carrier)
 
 
 def _carrier(config: Config, model: Model, runner: DeviceRunner, hear: Callable[[FromCarrier], None]) -> AdapterCarrier:
@@ -237,19 +239,23 @@ def build_runner(
     at_once = config.load_format == "dummy" and backend() == "gpu"
     weights = None
     if at_once:
-        with _phase(f"Made {_size(needs.weights)} of random weights", partial(report, WEIGHTS)):
+        with _phase(f"Made {_size(needs.weights)} of random weights", partial(report, WEIGHTS)), plan.holding():
             weights = jax.block_until_ready(load_weights())
     else:
         report(WEIGHTS, 0.0)
     programs = all_programs(buckets, compiler.programs.staging.counts, adapters=config.enable_lora)
     with compiler.warm_up(programs) if config.warmup and config.enable_jit else nullcontext():
-        weights = weights or load_weights()
+        with plan.holding():
+            reach("device.weights")
+            weights = weights or load_weights()
         report(WEIGHTS, 1.0)
         kept = f"the KV cache of {limits.kv_tokens} tokens in {compiler.programs.dtype}"
-        with _phase(f"Allocated {kept}", partial(report, KV_CACHE)):
+        with _phase(f"Allocated {kept}", partial(report, KV_CACHE)), plan.holding():
+            reach("device.kv")
             runner = DeviceRunner(weights, buckets, compiler, followers)
     if config.warmup and config.enable_jit and backend() != "cpu":
-        runner.rehearse(buckets)
+        with plan.holding():
+            runner.rehearse(buckets)
     logger.info(
         "Engine built in %.1f s: %s weights, KV cache of %d tokens (%.2f GiB)%s, room for %.1f sequences of %d tokens.",
         time.monotonic() - started,
@@ -277,8 +283,14 @@ class Plan:
     """What the devices' memory goes to."""
 
     compiler: Compiler  # of programs for as many KV blocks as there are to be
+    memory: Memory
     needs: Needs
     measured: Compiler  # that has the largest programs compiled, where that was done
+
+    def holding(self) -> AbstractContextManager[None]:
+        """Refuses to go on where there is less memory than was planned with: others may have taken of it."""
+        num_blocks = self.compiler.programs.shapes.num_pages
+        return asking(lambda said: less_than_planned(self.memory, self.needs, num_blocks, said))
 
 
 def plan_memory(
@@ -336,7 +348,7 @@ def plan_memory(
         needs = dataclasses.replace(needs, temporaries=temporaries)
         if fill(needs) != compiler.programs.shapes.num_pages:
             compiler = compiler_for(fill(needs))
-    return Plan(compiler, needs, measured)
+    return Plan(compiler, memory, needs, measured)
 
 
 def _temporaries(compiler: Compiler, buckets: Buckets) -> int:

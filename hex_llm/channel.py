@@ -7,14 +7,14 @@ import contextlib
 import secrets
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from hex_llm import frames
 from hex_llm.frames import Broken
-from hex_llm.seal import NONCE, TAG, Seals, proof, seals
+from hex_llm.seal import NONCE, TAG, Numbering, Seals, proof, seals
 
 CALL_S = 60.0  # for the other end to answer: it may be busy with its start
 GREET_S = 10.0  # for whoever has called to say who it is
@@ -25,20 +25,20 @@ _LOST_AFTER_S = 20  # that TCP waits for a word from the other machine
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """A connected socket, and what signs its frames where that is needed."""
+    """A connected socket, and what signs its frames, or numbers them where no signatures are needed."""
 
     socket: socket.socket
-    seals: Seals | None = None
+    seals: Seals = field(default_factory=lambda: Seals(Numbering(), Numbering()))
 
     def send(self, message: msgspec.Struct) -> None:
         """Sends a message, however long that takes."""
-        self.socket.sendall(frames.encode(message, self.seals and self.seals.outgoing))
+        self.socket.sendall(frames.encode(message, self.seals.outgoing))
 
     def receive[Message](self, schema: type[Message], *, timeout: float | None = None) -> Message:
         """The next message, and not a byte more. The socket blocks from then on; it is closed where this raises."""
         try:
             self.socket.settimeout(timeout)
-            message = frames.read_one(self.socket, schema, self.seals and self.seals.incoming)
+            message = frames.read_one(self.socket, schema, self.seals.incoming)
             self.socket.settimeout(None)
         except BaseException:
             self.socket.close()
@@ -113,12 +113,12 @@ def greet(connection: socket.socket, key: bytes, *, timeout: float = GREET_S) ->
 
 
 def _begin(connection: socket.socket, key: bytes, deadline: float, *, caller: bool) -> Channel:
-    sealed = None
+    channel = Channel(connection)
     if connection.family != socket.AF_UNIX:
         _watch_over(connection)
-        sealed = _shake_hands(connection, key, deadline, caller=caller)
+        channel = Channel(connection, _shake_hands(connection, key, deadline, caller=caller))
     connection.settimeout(None)
-    return Channel(connection, sealed)
+    return channel
 
 
 def _shake_hands(connection: socket.socket, key: bytes, deadline: float, *, caller: bool) -> Seals:

@@ -321,6 +321,12 @@ class Config:
         "Seconds without a sign of life from the engine after which it is given up, compiling not counted.",
         above=0,
     )
+    oom_policy: Literal["rebuild", "exit"] = _server(
+        "rebuild",
+        "What an engine does when a step finds no memory on the device: begin again with all requests that run, and an"
+        " empty cache, once in ten minutes (rebuild); or end (exit). Engines of several hosts, and of --disagg_topo,"
+        " end.",
+    )
     compile_timeout_s: float = _server(
         1800.0, "Seconds without progress at start, or compiling, after which the engine is given up.", above=0
     )

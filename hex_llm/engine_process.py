@@ -24,7 +24,7 @@ from hex_llm.channel import Channel, call
 from hex_llm.engine.engine import Engine
 from hex_llm.engine.host import EngineHost
 from hex_llm.engine.wire import Failed, Found, Hello, Ready
-from hex_llm.errors import HexError, StartError
+from hex_llm.errors import HexError, OutOfMemory, StartError
 from hex_llm.follower import replica_of, run_follower
 from hex_llm.frames import Broken
 from hex_llm.launch.task import EngineTask, Task
@@ -76,6 +76,9 @@ def _live(task: Task, index: int, hosts: Sequence[EngineHost], key: bytes) -> in
         return _fail(hosts, 1)
     try:
         host.run(engine, ready)
+    except OutOfMemory as error:
+        logger.critical("%s", error)
+        host.tell(Failed(error.exit_code))  # the exit code of the server, if this was its last engine
     except Exception:
         logger.critical("A step failed, and the engine with it.", exc_info=True)
     return ENGINE_DIED

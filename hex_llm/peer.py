@@ -43,7 +43,7 @@ class Peer[Message]:
         self._take = take
         self._lost = lost
         self._silence = silence
-        self._decoder = frames.Decoder[Any](schema | Beat, channel.seals and channel.seals.incoming)
+        self._decoder = frames.Decoder[Any](schema | Beat, channel.seals.incoming)
         self._lock = threading.Lock()  # a frame is signed with its number, and must go out as that one
         self._closed = threading.Event()
         self.address = _address(channel.socket)

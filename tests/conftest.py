@@ -8,8 +8,13 @@ os.environ.setdefault("PJRT_NPROC", "8")
 
 from pathlib import Path
 
+import hypothesis
 import jax
 import pytest
+
+# How long an example takes says more about who else uses the machine.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 # A worker takes one file after the other. These folders have the files of minutes, which come first, so that no worker
 # is left alone with one at the end.

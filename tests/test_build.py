@@ -153,3 +153,15 @@ def test_a_step_that_is_too_large_beside_all_blocks_is_measured_beside_those_of_
 def test_a_step_that_is_too_large_beside_one_sequence_ends_the_start(planned):
     with pytest.raises(OutOfMemory, match="too large"):
         planned(1)
+
+
+@pytest.mark.parametrize("point", ["device.weights", "device.kv"])
+def test_a_device_that_has_less_memory_than_it_said_is_told_with_the_sums(folder, monkeypatch, point):
+    def reach(here: str) -> None:
+        if here == point:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room")
+
+    monkeypatch.setattr(build, "reach", reach)
+    config = Config(model=str(folder), compilation_cache_dir="", max_model_len=64, warmup=False)
+    with pytest.raises(OutOfMemory, match=r"(?s)less memory than it said.*no room\n  weights .*GiB|MiB.*one KV block"):
+        build.build_runner(config, build.find_model(config))

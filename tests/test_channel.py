@@ -55,7 +55,7 @@ def test_what_comes_after_a_message_stays_for_the_next_reader(channels):
         caller.send(Word(text))
     caller.socket.shutdown(socket.SHUT_WR)
     assert callee.receive(Word) == Word("hello")
-    decoder = Decoder[Word](Word, callee.seals and callee.seals.incoming)
+    decoder = Decoder[Word](Word, callee.seals.incoming)
     assert list(read_frames(callee.socket, decoder)) == [Word("one"), Word("two")]
 
 
@@ -69,7 +69,17 @@ def test_the_end_of_a_connection_within_a_message_is_told(channels):
 
 def test_only_a_network_needs_signatures(channels):
     signed = channels[0].socket.family != socket.AF_UNIX
-    assert [each.seals is not None for each in channels] == [signed, signed]
+    assert [isinstance(each.seals.outgoing, Seal) for each in channels] == [signed, signed]
+
+
+def test_a_message_that_is_lost_is_missed_with_the_next(channels):
+    caller, callee = channels
+    caller.send(Word("one"))
+    assert callee.receive(Word) == Word("one")
+    encode(Word("two"), caller.seals.outgoing)  # which goes nowhere
+    caller.send(Word("three"))
+    with pytest.raises(Broken, match=r"one before it has been lost|is not signed"):
+        callee.receive(Word)
 
 
 @pytest.mark.parametrize(("key", "other"), [(KEY, b""), (b"", KEY), (KEY, KEY[:-1])])

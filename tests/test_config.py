@@ -87,6 +87,7 @@ def test_documented_choices_are_the_ones_accepted():
         "block_size": (8, 16, 32, 2048, 8192),
         "kv_cache_dtype": ("auto", "fp8", "int8"),
         "prefix_cache_isolation": ("auto", "none", "key", "salt"),
+        "oom_policy": ("rebuild", "exit"),
     }
 
 

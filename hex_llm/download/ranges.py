@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from hex_llm import faults
 from hex_llm.download.patience import Again, Patience
 from hex_llm.download.remote_file import RemoteFile
 from hex_llm.download.site import Site
@@ -173,6 +174,8 @@ class _Part:
         return at, Again(f"{self.file.full_name}: what came ended at byte {at}, before byte {end}.")
 
     def _write(self, data: bytes, at: int) -> None:
+        if faults.reach("source.write"):
+            data = bytes([data[0] ^ 1]) + data[1:]
         while data:  # a disk that is almost full takes some of it
             written = os.pwrite(self._data.fileno(), data, at)
             data, at = data[written:], at + written

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import orjson
 
+from hex_llm import faults
 from hex_llm.download.patience import Again, Patience, persist
 from hex_llm.errors import DownloadError
 
@@ -75,6 +76,11 @@ class Site:
         read = min(_FIRST_READ_S * 2**attempt, _LONGEST_READ_S)
         timeout = httpx.Timeout(read, connect=_CONNECT_S, pool=None)
         try:
+            match faults.reach("source.open"):
+                case "429" | "503" as status:
+                    raise Again(f"{what}: {_host(url)} answers {status}, for {faults.VARIABLE} wants it to.")
+                case faults.RESET:
+                    raise httpx.ReadError(f"reset, for {faults.VARIABLE} wants it to be")
             with self.client.stream("GET", url, headers=headers, timeout=timeout) as response:
                 if response.status_code not in (200, 206):
                     raise self._refusal(what, response)

@@ -68,6 +68,11 @@ class BlockPool:
         return len(self._retired)
 
     @property
+    def empty(self) -> list[int]:
+        """Those that are free and hold nothing, and block 0, which nobody has either."""
+        return [0, *(block for block in self._free if self._key[block] is None)]
+
+    @property
     def num_cached(self) -> int:
         return sum(block in self._free for block in self._block.values())
 
@@ -133,6 +138,10 @@ class BlockPool:
         for key in keys:
             if (block := self._block.get(key)) is not None:
                 self._forget(block)
+
+    def forget_all(self) -> None:
+        """Offers no prefix any longer."""
+        self.forget(list(self._block))
 
     def check(self, owned: Iterable[Sequence[int]]) -> None:
         """Asserts that every block is where it belongs, given what each owner believes to have."""

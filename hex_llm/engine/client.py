@@ -13,6 +13,7 @@ from hex_llm.engine.wire import (
     Abort,
     Add,
     Alive,
+    Beat,
     Failed,
     Found,
     FromEngine,
@@ -50,7 +51,7 @@ class EngineClient:
         self.found: Found | None = None
         self.ready: Ready | None = None
         self.lost = False
-        self.exit_code: int | None = None  # of a start that failed
+        self.exit_code: int | None = None  # that it says it ends with
         self.progress = Starting("starting", 0.0)
         self.alive: Alive | None = None  # the last sign of life
         self.on_step: Callable[[Sequence[Output]], None] = lambda outputs: None
@@ -85,6 +86,10 @@ class EngineClient:
         left = [request_id for request_id in request_ids if self._sinks.pop(request_id, None)]
         if left:
             self._protocol.send(Abort(left, reason))
+
+    def beat(self) -> None:
+        """To be called now and then."""
+        self._protocol.send(Beat())
 
     def close(self) -> None:
         self._protocol.close()

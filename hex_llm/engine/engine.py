@@ -1,10 +1,15 @@
 """The loop: plan a step, start it, read the one before it."""
 
+import logging
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import cast
 
+from hex_llm import faults
 from hex_llm.engine.adapters import Adapters
 from hex_llm.engine.admission import check_request
 from hex_llm.engine.carrier import AdapterHere, AdapterLost, Carrier, FromCarrier
@@ -14,8 +19,12 @@ from hex_llm.engine.limits import Limits
 from hex_llm.engine.output import Output, Stats
 from hex_llm.engine.request import FinishReason, Request
 from hex_llm.engine.scheduler import Scheduler
-from hex_llm.engine.step import Copier, Loader, PendingStep, Runner, Slice
-from hex_llm.errors import EngineDead, RequestError
+from hex_llm.engine.step import Copier, Loader, OutOfDeviceMemory, PendingStep, Runner, Slice, Spoiler
+from hex_llm.errors import EngineDead, OutOfMemory, RequestError
+
+logger = logging.getLogger(__name__)
+
+_REBUILD_S = 600.0  # from one step that found no memory to the next for which all is computed again
 
 
 class Engine:
@@ -25,7 +34,8 @@ class Engine:
     with 0 every step is read before the next is planned; more is possible, and ends are noticed later still.
 
     A step that fails ends the engine, because the device's memory may have gone with it: `step` passes the exception
-    on, and from then on there is nothing but EngineDead.
+    on, and from then on there is nothing but EngineDead. With `rebuilds`, one that finds no memory on the device does
+    not: what runs is computed again, from nothing, unless that was done not long before.
 
     With a porter, and a runner that is also a `Copier`, it can hand requests over to other engines and take them over;
     whoever owns it passes on to `hear` what the porter says. With a carrier, and a runner that is also a `Loader`, it
@@ -38,6 +48,7 @@ class Engine:
         limits: Limits,
         *,
         max_in_flight: int = 1,
+        rebuilds: bool = False,
         porter: Porter | None = None,
         carrier: Carrier | None = None,
     ):
@@ -47,6 +58,9 @@ class Engine:
         self._adapters = Adapters(limits.num_adapters, cast(Loader, runner), carrier)
         self._scheduler = Scheduler(limits, self._adapters)
         self._in_flight: deque[tuple[list[Slice], PendingStep]] = deque()
+        self._rebuilds = rebuilds and porter is None  # other engines may be fetching blocks from this one's memory
+        self._rebuilt_at = -math.inf
+        self._num_ooms = 0
         self._failure: BaseException | None = None  # what a step failed with
         self._handovers: Handovers | None = None
         if porter is not None:
@@ -108,11 +122,19 @@ class Engine:
         that comes while something is half done ends the engine like any other exception.
         """
         self._check_alive()
-        with self._ending():
+        try:
+            return self._step()
+        except OutOfDeviceMemory as error:
+            with self._ending():
+                self._rebuild(error)
+            return []
+
+    def _step(self) -> list[Output]:
+        with self._ending(OutOfDeviceMemory):
             if not self._start():
                 return []
             step, pending = self._in_flight[0]
-        with self._ending(but=KeyboardInterrupt):
+        with self._ending(KeyboardInterrupt, OutOfDeviceMemory):
             while self._handovers is not None and self._handovers.may_be_asked and not pending.is_done():
                 self.while_waiting()
             result = pending.read()
@@ -122,6 +144,25 @@ class Engine:
             if self._handovers is not None:
                 self._handovers.read(outputs)
             return outputs
+
+    def _rebuild(self, error: OutOfDeviceMemory) -> None:
+        """Begins again with all requests that run, and an empty cache: what the device had may have been given to the
+        step that failed.
+        """
+        self._num_ooms += 1
+        since = time.monotonic() - self._rebuilt_at
+        if not self._rebuilds:
+            raise OutOfMemory(f"A step found no memory on the device: {error}") from error
+        if since < _REBUILD_S:
+            raise OutOfMemory(
+                f"A step found no memory on the device, {since:.0f} s after another had found none; once in"
+                f" {_REBUILD_S:.0f} s is borne. A smaller --hbm_utilization_factor leaves more room: {error}"
+            ) from error
+        logger.error("A step found no memory on the device; all that runs is computed again. %s", error)
+        self._rebuilt_at = time.monotonic()
+        self._in_flight.clear()
+        self._runner.reset()
+        self._scheduler.restart()
 
     def _end_without(self, adapter: str) -> list[str]:
         """Ends the requests that wait for an adapter which cannot be had."""
@@ -133,8 +174,8 @@ class Engine:
         return ended
 
     @contextmanager
-    def _ending(self, but: type[BaseException] | tuple[()] = ()) -> Iterator[None]:
-        """What goes wrong within ends the engine."""
+    def _ending(self, *but: type[BaseException]) -> Iterator[None]:
+        """What goes wrong within ends the engine, but for these."""
         try:
             yield
         except BaseException as error:
@@ -148,6 +189,11 @@ class Engine:
         """
         step = []
         if len(self._in_flight) <= self._max_in_flight:
+            faults.reach("engine.step")
+            if faults.reach("engine.preempt"):
+                self._scheduler.preempt_youngest()
+            if faults.reach("device.blocks"):
+                cast(Spoiler, self._runner).spoil(self._scheduler.pool.empty)
             step = self._scheduler.schedule()
             if step:
                 self._in_flight.append((step, self._runner.dispatch(step)))
@@ -188,7 +234,7 @@ class Engine:
         return not (self.has_work or self.waits_for_others)
 
     def stats(self) -> Stats:
-        stats = self._adapters.counted(self._scheduler.stats())
+        stats = replace(self._adapters.counted(self._scheduler.stats()), total_ooms=self._num_ooms)
         return stats if self._handovers is None else self._handovers.counted(stats)
 
     def check(self) -> None:

@@ -20,7 +20,7 @@ from hex_llm.engine.engine import Engine
 from hex_llm.engine.handover import FromPorter, Lost, Taken
 from hex_llm.engine.output import Output
 from hex_llm.engine.request import FinishReason
-from hex_llm.engine.wire import BLOCKS_LOST, Abort, Add, Alive, Ready, Refused, Starting, Stepped, ToEngine
+from hex_llm.engine.wire import BLOCKS_LOST, Abort, Add, Alive, Beat, Ready, Refused, Starting, Stepped, ToEngine
 from hex_llm.errors import RequestError
 
 logger = logging.getLogger(__name__)
@@ -44,13 +44,11 @@ class Connection:
 
     def __iter__(self) -> Iterator[ToEngine]:
         """The messages that come, until the other end has gone."""
-        return frames.read_frames(
-            self._socket, frames.Decoder[ToEngine](ToEngine, self._seals and self._seals.incoming)
-        )
+        return frames.read_frames(self._socket, frames.Decoder[ToEngine](ToEngine, self._seals.incoming))
 
     def send(self, message: msgspec.Struct) -> None:
         with self._lock:
-            self._unsent += frames.encode(message, self._seals and self._seals.outgoing)
+            self._unsent += frames.encode(message, self._seals.outgoing)
             self._flush()
 
     def flush(self) -> bool:
@@ -224,6 +222,8 @@ class EngineHost:
             case None:
                 for request_id in list(connection.request_ids):
                     self._end(engine, request_id, FinishReason.ABORT)
+            case Beat():
+                pass  # it has come in order, and nothing before it is missing
 
     def _tell(self, message: FromPorter | FromCarrier, ended: Sequence[str]) -> None:
         """Tells of requests that have ended with what was heard."""

@@ -32,6 +32,7 @@ class Stats:
     total_preemptions: int
     total_prefix_queries: int  # tokens of prompts looked up in the prefix cache
     total_prefix_hits: int  # and those found
+    total_ooms: int = 0  # steps that found no memory on the device
     # Of requests that go from one engine to another. All but the first are counted where they go on.
     blocks_held: int = 0  # of those used: kept for another engine to fetch
     coming: int = 0  # requests that wait for their blocks

@@ -53,7 +53,7 @@ class Router:
         self.found: asyncio.Future[Found] = loop.create_future()
         self.ready: asyncio.Future[Ready] = loop.create_future()
         self.lost = asyncio.Event()
-        self.exit_code: int | None = None  # of a start that failed
+        self.exit_code: int | None = None  # that the engine which was lost last has said, where it has
         self.on_step: Callable[[Sequence[Output]], None] = lambda outputs: None
         self.on_send: Callable[[int, bool], None] = lambda replica, again: None
         self._num_prefill = num_prefill
@@ -183,9 +183,8 @@ class Router:
             there.client = None
         if client.alive is not None:
             self._gone = add_up([self._gone, last_words(client.alive)])
-        if there.ready is None:
-            self.exit_code = client.exit_code
         if there.ready is None or not self._clients():
+            self.exit_code = client.exit_code
             self.lost.set()
             for entry in list(self._held.values()):
                 self.fail(entry, EngineDead("The engine stopped before it had the request.", status=500))

@@ -22,6 +22,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from hex_llm import faults
 from hex_llm.engine.adapters import Adapters
 from hex_llm.engine.block_pool import BlockPool, extend_keys
 from hex_llm.engine.limits import Limits
@@ -142,6 +143,9 @@ class Scheduler:
         self._num_read += 1
         outputs = []
         tokens, finite = result.tokens.tolist(), result.finite.tolist()
+        if faults.ARE_SET:
+            rows = zip(step, finite, strict=True)
+            finite = [good and not (piece.samples and faults.reach("engine.row")) for piece, good in rows]
         for row, piece in enumerate(step):
             request = piece.request
             request.num_in_flight -= piece.samples
@@ -161,6 +165,23 @@ class Scheduler:
                 outputs.append(self._append(request, tokens[row], result.logprobs, row))
         self.pool.reclaim(self._num_read)
         return outputs
+
+    def restart(self) -> None:
+        """The device has forgotten everything, and what it made of steps that were not read: all that runs is computed
+        again.
+        """
+        for request in (*self.running.values(), *self.waiting.values()):
+            request.num_in_flight = 0
+        self._num_read = self._num_scheduled
+        for request in reversed(list(self.running.values())):  # the youngest first, as in `schedule`
+            self._preempt(request)
+        self.pool.reclaim(self._num_read)
+        self.pool.forget_all()
+
+    def preempt_youngest(self) -> None:
+        """As if its memory were wanted; nothing, where that would leave nobody to want it."""
+        if len(self.running) > 1 and not (youngest := next(reversed(self.running.values()))).is_coming:
+            self._preempt(youngest)
 
     def stats(self) -> Stats:
         return Stats(

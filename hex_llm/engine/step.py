@@ -62,14 +62,32 @@ class PendingStep(Protocol):
         ...
 
 
+class OutOfDeviceMemory(Exception):
+    """A step did not get the memory that it needs. What the device had of requests may be gone with it."""
+
+
 class Runner(Protocol):
-    """Computes steps, in the order in which they are handed over."""
+    """Computes steps, in the order in which they are handed over. Handing one over and reading it may fail with
+    OutOfDeviceMemory; then the steps under way are lost, and `reset` comes before the next.
+    """
 
     def dispatch(self, step: Sequence[Slice]) -> PendingStep:
         """Starts a step and returns at once. Everything needed is read from the requests before it returns.
 
         Slices that decode come first, then fresh ones of one token, then the longer ones.
         """
+        ...
+
+    def reset(self) -> None:
+        """Has the device know of no request, as when it was new. Adapters stay where they are."""
+        ...
+
+
+class Spoiler(Protocol):
+    """What a runner can do beside, in the same order, for those who look for reads of what nobody wrote."""
+
+    def spoil(self, blocks: Sequence[int]) -> None:
+        """Has blocks hold NaN from the next step on."""
         ...
 
 

@@ -30,6 +30,10 @@ class Abort(msgspec.Struct, tag=True, array_like=True):
     reason: FinishReason
 
 
+class Beat(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Sent now and then: messages are numbered, and whatever comes next shows whether one is missing."""
+
+
 class Hello(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """The first word of an engine that connects to an HTTP process, before all others."""
 
@@ -70,7 +74,7 @@ class Ready(msgspec.Struct, tag=True, array_like=True):
 
 
 class Failed(msgspec.Struct, tag=True, array_like=True):
-    """The engine could not start; it has said why."""
+    """The engine could not start, or cannot go on; it has said why."""
 
     exit_code: int
 
@@ -102,5 +106,5 @@ class Alive(msgspec.Struct, tag=True, array_like=True):
     invariant_violations: int = 0  # times that an idle engine was found to have lost something
 
 
-ToEngine = Add | Abort
+ToEngine = Add | Abort | Beat
 FromEngine = Starting | Found | Ready | Failed | Stepped | Refused | Alive

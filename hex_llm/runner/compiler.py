@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hex_llm.errors import OutOfMemory
 from hex_llm.kernels.hopper import is_hopper
+from hex_llm.runner import device_memory
 from hex_llm.runner.lowering import Lowering
 from hex_llm.runner.programs import Program, Programs
 from hex_llm.runner.turns import turn
@@ -32,6 +33,9 @@ _LOWERING = threading.Lock()
 
 class DoesNotFit(OutOfMemory):
     """What a program needs beside its arguments, or with them, is more than the device has: its compiler says so."""
+
+    def __init__(self, said: str):
+        super().__init__(f"A step is too large for the device's memory. The compiler says: {said}")
 
 
 class Compiler:
@@ -118,13 +122,9 @@ class Compiler:
         with turn(path.with_suffix(".lock") if path and alone else None):
             with _LOWERING:
                 lowered = self._lowering.lower(program)
-            try:
+            with device_memory.asking(DoesNotFit):
+                device_memory.reach("device.program")
                 return lowered.compile(compiler_options=compiler_options(self.programs, program))
-            except jax.errors.JaxRuntimeError as error:
-                if "RESOURCE_EXHAUSTED" not in str(error):
-                    raise
-                said = str(error).strip().partition("\n")[0]
-                raise DoesNotFit(f"A step is too large for the device's memory. The compiler says: {said}") from error
 
     def _uncompiled(self, program: Program) -> Callable:
         function, device = self.programs.function(program), self.programs.mesh.local_devices[0]

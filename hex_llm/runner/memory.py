@@ -106,6 +106,15 @@ def plan_blocks(
     return blocks if most_blocks is None else min(blocks, most_blocks + 1)
 
 
+def less_than_planned(memory: Memory, needs: Needs, num_blocks: int, said: str) -> OutOfMemory:
+    """What to say where the device refuses what it should have room for."""
+    return OutOfMemory(
+        f"The device has less memory than it said: with {_gib(num_blocks * needs.block)} planned for the KV cache it"
+        " runs out. Does another process use it? A smaller --hbm_utilization_factor or --num_blocks may fit. It says:"
+        f" {said}\n{_table(memory, needs)}"
+    )
+
+
 def _rounded(blocks: int) -> int:
     """Down by a sixteenth at most: what is free on a host is never the same, and steps are compiled for a number of
     blocks, so that the next start should come to the same number to find them.

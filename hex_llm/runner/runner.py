@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from hex_llm.engine.step import Logprobs, Slice, StepResult
+from hex_llm.engine.step import Logprobs, OutOfDeviceMemory, Slice, StepResult
 from hex_llm.kernels.paged_attention.pages import Pages
 from hex_llm.parallel.hosts import put_rows, ranks_of_devices
 from hex_llm.runner.buckets import Bucket, Buckets, Variant
 from hex_llm.runner.compiler import Compiler
+from hex_llm.runner.device_memory import asking, reach
 from hex_llm.runner.followers import Followers
 from hex_llm.runner.forward import Computed
 from hex_llm.runner.layout import Layout
@@ -36,7 +37,14 @@ from hex_llm.runner.programs import (
     ScorePrompt,
     Seat,
 )
-from hex_llm.runner.state import empty_history, empty_slots, packed_admission_size, packed_seat_size
+from hex_llm.runner.state import (
+    History,
+    Slots,
+    empty_history,
+    empty_slots,
+    packed_admission_size,
+    packed_seat_size,
+)
 
 
 class DeviceRunner:
@@ -52,19 +60,37 @@ class DeviceRunner:
         self._shapes = programs.shapes
         self.staging: Staging = programs.staging
         self._packer = Packer(programs.shapes, buckets)
-        self._kv: tuple[Pages, ...] = jax.tree.map(
-            lambda each: _made(partial(jnp.zeros, each.shape, each.dtype), each), programs.kv
-        )
-        self._slots = _made(partial(empty_slots, programs.shapes), programs.slots)
-        self._history = _made(partial(empty_history, programs.shapes), programs.history)
-        self._pairs = jax.tree.map(lambda each: _made(partial(jnp.zeros, each.shape, each.dtype), each), programs.pairs)
+        self._kv: tuple[Pages, ...]
+        self._slots: Slots
+        self._history: History
+        self._make_empty()
+        self._pairs = _zeros(programs.pairs)
         self._ranks = ranks_of_devices(programs.mesh) if self._pairs is not None else []
 
     def dispatch(self, step: Sequence[Slice]) -> "PendingOutput":
         packed = self._packer.pack(step)
         if self._followers is not None:
             self._followers.send(packed)
-        return PendingOutput(step, *self.run(packed))
+        with asking(OutOfDeviceMemory):
+            return PendingOutput(step, *self.run(packed))
+
+    def reset(self) -> None:
+        assert self._followers is None, "other hosts are not told"
+        for array in jax.tree.leaves((self._kv, self._slots, self._history)):
+            if not array.is_deleted():
+                array.delete()  # there is no room for two
+        self._make_empty()
+
+    def spoil(self, blocks: Sequence[int]) -> None:
+        chosen = np.zeros(self._shapes.num_pages, bool)
+        chosen[list(blocks)] = True
+        self._kv = _spoilt(self._kv, chosen)
+
+    def _make_empty(self) -> None:
+        programs = self._compiler.programs
+        self._kv = _zeros(programs.kv)
+        self._slots = _made(partial(empty_slots, programs.shapes), programs.slots)
+        self._history = _made(partial(empty_history, programs.shapes), programs.history)
 
     def run(self, packed: PackedStep) -> "tuple[Chosen, Array | None]":
         """What was chosen, and the scores of prompt tokens where a request wants them. A packed step says everything:
@@ -158,6 +184,7 @@ class DeviceRunner:
         forward = self._compiler.get(Forward(bucket, adapted))
         pairs = (self._pairs,) if adapted else ()
         self._kv, self._slots, computed = forward(self._params, self._kv, self._slots, blob, *pairs)
+        reach("device.step")
         return computed
 
     def _choose(self, bucket: Bucket, variant: Variant, computed: Computed) -> "Chosen":
@@ -176,6 +203,22 @@ class DeviceRunner:
 
     def _score_prompt(self, bucket: Bucket, computed: Computed, targets: np.ndarray) -> Array:
         return self._compiler.get(ScorePrompt(bucket.tokens))(self._params, computed.hidden, targets)
+
+
+@partial(jax.jit, donate_argnums=0)
+def _spoilt(kv: Any, chosen: Array) -> Any:
+    """Pages that are NaN where they are chosen; of whole numbers, the scales are."""
+
+    def spoil(pages: Array) -> Array:
+        if not jnp.issubdtype(pages.dtype, jnp.floating):
+            return pages
+        return jnp.where(chosen.reshape(-1, *[1] * (pages.ndim - 1)), jnp.asarray(jnp.nan, pages.dtype), pages)
+
+    return jax.tree.map(spoil, kv)
+
+
+def _zeros(wanted: Any) -> Any:
+    return jax.tree.map(lambda each: _made(partial(jnp.zeros, each.shape, each.dtype), each), wanted)
 
 
 def _made(make: Callable[[], Any], wanted: Any) -> Any:
@@ -206,6 +249,10 @@ class PendingOutput:
         return self._chosen.tokens.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
 
     def read(self) -> StepResult:
+        with asking(OutOfDeviceMemory):
+            return self._read()
+
+    def _read(self) -> StepResult:
         tokens = np.asarray(self._chosen.tokens)[: len(self._step)]
         logprobs = prompt_logprobs = None
         if self._chosen.logprobs is not None:

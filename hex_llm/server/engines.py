@@ -89,11 +89,12 @@ class Engines:
         self._router.join(hello.replica, client)
 
     async def watch(self) -> None:
-        """Ends engines that have not given a sign of life for too long. Runs until it is cancelled."""
+        """Gives engines signs of life, and ends those that have given none for too long. Runs until it is cancelled."""
         overdue = dict.fromkeys(range(self._config.num_engines), 0)
         while True:
             await asyncio.sleep(_LOOK_S)
             for replica, member in list(self._members.items()):
+                member.client.beat()
                 silent, compiling = member.client.silence()
                 limit = self._config.compile_timeout_s if compiling else self._config.step_timeout_s
                 # Twice, for it may have been this process that was held up, with signs of life yet to be read.

@@ -197,8 +197,9 @@ class _Front:
         """Everybody has been told by now, or is about to be."""
         server = self._server
         server.phase = Phase.DEAD
-        if self._router.exit_code is not None:  # it could not start, and has said why
-            return self._router.exit_code
+        exit_code = self._router.exit_code
+        if exit_code is not None and not self._router.ready.done():  # it could not start, and has said why
+            return exit_code
         hung = len(self._engines.hung) == self._config.num_engines
         reason = "hung" if hung else "died"
         server.metrics.engine_deaths.labels(reason).inc()
@@ -207,7 +208,9 @@ class _Front:
         await self._answered()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stop.wait(), _LINGER_S)
-        return ENGINE_HUNG if hung else ENGINE_DIED
+        if exit_code is None:
+            exit_code = ENGINE_HUNG if hung else ENGINE_DIED
+        return exit_code
 
     @property
     def _is_busy(self) -> bool:

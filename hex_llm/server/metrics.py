@@ -255,6 +255,7 @@ class _Now(Collector):
         yield "prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.total_prefix_queries
         yield "prefix_cache_hits", "Tokens found there.", stats.total_prefix_hits
         yield "engine_steps", "Steps of the engine.", stats.total_steps
+        yield "device_oom", "Steps that found no memory on the device.", stats.total_ooms
         if self._num_adapters:
             yield "lora_slot_loads", "Times that an adapter was put onto a device.", stats.total_adapter_loads
             yield "lora_slot_evictions", "Times that one gave way for another.", stats.total_adapter_evictions

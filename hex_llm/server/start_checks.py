@@ -7,6 +7,7 @@ import resource
 import socket
 import ssl
 
+from hex_llm import faults
 from hex_llm.config import Config
 from hex_llm.errors import ConfigError
 from hex_llm.server.keys import Keys
@@ -38,6 +39,20 @@ def check_keys(config: Config, listener: socket.socket) -> None:
         logger.warning(
             "Whoever can reach %s can use this server: no API keys are set (--api_key_file, HEXLLM_API_KEYS).", host
         )
+
+
+def check_faults(config: Config, listener: socket.socket) -> None:
+    """Faults on purpose are for a server that nobody relies on: without keys, and out of others' reach."""
+    if not (text := os.environ.get(faults.VARIABLE)):
+        return
+    faults.parse(text)
+    if len(Keys.load(config, os.environ)):
+        raise ConfigError(
+            f"{faults.VARIABLE} is set, and so are API keys: a server with users has no faults on purpose."
+        )
+    if not ipaddress.ip_address(host := listener.getsockname()[0]).is_loopback:
+        raise ConfigError(f"{faults.VARIABLE} is set, and --host={host} can be reached from elsewhere; use 127.0.0.1.")
+    logger.warning("%s=%s: parts of this server fail on purpose.", faults.VARIABLE, text)
 
 
 def check_open_files(config: Config) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from hex_llm import log
+from hex_llm import faults, log
 from hex_llm.errors import CheckpointError, ConfigError, RequestError
 from hex_llm.frames import Broken, Decoder, encode, read_frames
 from hex_llm.process import begin_child
@@ -49,6 +49,7 @@ class TextWorker:
 
     def answer(self, job: wire.Job) -> wire.Answer:
         try:
+            faults.reach("text.job")
             return self._do(job)
         except RequestError as error:
             return wire.refusal(job, error)

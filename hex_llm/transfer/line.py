@@ -11,7 +11,6 @@ from typing import Any
 from hex_llm import frames
 from hex_llm.channel import Channel
 from hex_llm.frames import Broken
-from hex_llm.seal import TAG
 from hex_llm.transfer.words import Word
 
 _CHUNK = 2**18  # bytes that are signed at a time
@@ -32,30 +31,28 @@ class Line:
         return self._socket.family == socket.AF_UNIX
 
     def send(self, word: Word) -> None:
-        self._write(frames.encode(word, self._seals and self._seals.outgoing))
+        self._write(frames.encode(word, self._seals.outgoing))
 
     def receive(self, schema: Any) -> Any:
         try:
-            return frames.read_one(self._socket, schema, self._seals and self._seals.incoming)
+            return frames.read_one(self._socket, schema, self._seals.incoming)
         except BlockingIOError:
             raise Broken(f"Nothing has been heard of it for {self._silence:g} s.") from None
 
     def send_bytes(self, data: memoryview) -> None:
         for start in range(0, len(data), _CHUNK):
             chunk = data[start : start + _CHUNK]
-            if self._seals is not None:
-                self._write(self._seals.outgoing.sign(chunk), _MORE)
+            self._write(self._seals.outgoing.sign(chunk), _MORE)
             self._write(chunk)
 
     def receive_bytes(self, into: memoryview) -> None:
-        tag = bytearray(TAG)
+        tag = bytearray(self._seals.incoming.size)
         for start in range(0, len(into), _CHUNK):
             chunk = into[start : start + _CHUNK]
-            if self._seals is not None:
-                self._read(memoryview(tag))
+            self._read(memoryview(tag))
             self._read(chunk)
-            if self._seals is not None and not self._seals.incoming.fits(bytes(tag), chunk):
-                raise Broken("Blocks are not signed by whoever the connection was made with.")
+            if not self._seals.incoming.fits(bytes(tag), chunk):
+                raise Broken(f"What came of blocks {self._seals.incoming.complaint}.")
 
     def send_file(self, file: int) -> None:
         socket.send_fds(self._socket, [b"\0"], [file])

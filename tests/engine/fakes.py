@@ -137,15 +137,20 @@ class FakeRunner:
         self.num_tokens = 0  # computed so far
         self.fault: Callable[[str], None] = lambda where: None
         self.poison: dict[str, int] = {}  # request -> the token of its output that comes out as NaN
+        self.reset()
+        self.adapters = ["", *["nobody's"] * limits.num_adapters]  # by slot
+        self.received: set[int] = set()  # blocks that were ever copied in
+        self.num_looks = 0  # at a step before it is done
+        self.order: list[str] = []  # what it was given to do
+
+    def reset(self) -> None:
+        limits = self.limits
+        self.unread.clear()
         # The device's memory, touched by `execute` alone.
         pages = -(-limits.max_model_len // limits.block_size)
         self.cache = np.full((limits.num_blocks, limits.block_size), -1, np.int64)
         self.page_table = np.zeros((limits.max_running, pages), np.int64)
         self.last_token = np.full(limits.max_running, -1)
-        self.adapters = ["", *["nobody's"] * limits.num_adapters]  # by slot
-        self.received: set[int] = set()  # blocks that were ever copied in
-        self.num_looks = 0  # at a step before it is done
-        self.order: list[str] = []  # what it was given to do
         # What the host has told the device of each slot: whose it is, and how many blocks.
         self.told: dict[int, tuple[str, int]] = {}
 
@@ -303,6 +308,7 @@ def make_limits(**changes) -> Limits:
 def make_engine(
     *,
     max_in_flight: int = 1,
+    rebuilds: bool = False,
     lazy: bool = True,
     porter: Porter | None = None,
     carrier: Carrier | None = None,
@@ -313,7 +319,8 @@ def make_engine(
     runner = FakeRunner(limits, lazy=lazy)
     if limits.num_adapters and carrier is None:
         carrier = FakeCarrier()
-    return Engine(runner, limits, max_in_flight=max_in_flight, porter=porter, carrier=carrier), runner
+    options = {"max_in_flight": max_in_flight, "rebuilds": rebuilds, "porter": porter, "carrier": carrier}
+    return Engine(runner, limits, **options), runner
 
 
 def bring(engine: Engine) -> None:

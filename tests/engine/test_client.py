@@ -60,12 +60,14 @@ class Peer:
 
     def __init__(self, connection: socket.socket):
         self._connection = connection
-        self._decoder = Decoder[ToEngine](ToEngine)
+        self._seals = Channel(connection).seals
+        self._decoder = Decoder[ToEngine](ToEngine, self._seals.incoming)
         connection.setblocking(False)
 
     async def say(self, *messages: msgspec.Struct) -> None:
         """Sends messages, and waits until they have been taken."""
-        await asyncio.get_running_loop().sock_sendall(self._connection, b"".join(map(encode, messages)))
+        data = b"".join(encode(each, self._seals.outgoing) for each in messages)
+        await asyncio.get_running_loop().sock_sendall(self._connection, data)
         for _ in range(5):
             await asyncio.sleep(0)
 

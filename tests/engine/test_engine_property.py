@@ -4,9 +4,11 @@ import random
 
 import pytest
 
+from hex_llm.engine import engine as engine_module
 from hex_llm.engine.limits import most_blocks
 from hex_llm.engine.request import FinishReason
-from hex_llm.errors import EngineDead
+from hex_llm.engine.step import OutOfDeviceMemory
+from hex_llm.errors import EngineDead, OutOfMemory
 from tests.engine.fakes import VOCAB, alone, bring, logprobs_alone, make_engine, make_request
 
 NUM_SETTINGS = 500
@@ -14,7 +16,7 @@ FAULTS = ("dispatch", "read", "read end")
 ERRORS = (RuntimeError("the device\nis gone"), ValueError(), SystemExit(3))
 
 
-def random_engine(rng: random.Random, longest: int):
+def random_engine(rng: random.Random, longest: int, *, rebuilds: bool = False):
     block_size = rng.choice([1, 2, 4, 8])
     max_running = rng.choice([1, 2, 3, 8, 8, 8])
     step_tokens = max_running + rng.choice([0, 1, 5, 16, 64])
@@ -23,6 +25,7 @@ def random_engine(rng: random.Random, longest: int):
     least = most_blocks(longest, block_size, reach=reach, step_tokens=step_tokens)
     return make_engine(
         max_in_flight=rng.choice([0, 1, 1, 2]),
+        rebuilds=rebuilds,
         lazy=rng.random() < 0.7,
         max_model_len=longest,
         block_size=block_size,
@@ -174,6 +177,79 @@ def check_logprobs(request, told, tokens, model):
         assert first is None
         assert same(rest, of_prompt, count)
         assert all(output.prompt_logprobs is None for output in told[1:])
+
+
+@pytest.mark.parametrize("setting", range(200))
+def test_a_device_that_loses_its_memory_loses_nobody_an_answer(setting, monkeypatch):
+    """Again and again, where a step is handed over and where it is read, with aborts in between."""
+    monkeypatch.setattr(engine_module, "_REBUILD_S", 0.0)
+    rng = random.Random(setting)
+    requests = random_requests(rng)
+    longest = max(len(request.prompt) + request.max_output for request in requests)
+    engine, runner = random_engine(rng, longest, rebuilds=True)
+    share, num_lost = rng.choice([0.02, 0.1, 0.3]), 0
+
+    def fault(where: str) -> None:
+        nonlocal num_lost
+        if rng.random() < share and num_lost < 20:
+            num_lost += 1
+            raise OutOfDeviceMemory("no room")
+
+    runner.fault = fault
+    for request in requests:
+        engine.add(request)
+    told = {request.id: [] for request in requests}
+    aborted = {request.id for request in requests if rng.random() < 0.1}
+    for step in range(5000):
+        if step == 5:
+            aborted = {request_id for request_id in aborted if engine.abort(request_id)}
+        bring(engine)
+        for output in engine.step():
+            told[output.request_id].append(output)
+        engine.check()
+        if not engine.has_work and step > 5:
+            break
+    assert not engine.has_work
+    assert engine.stats().total_ooms == num_lost
+    for request in requests:
+        expected = alone(request, runner.model)
+        tokens = [token for output in told[request.id] for token in output.tokens]
+        assert tokens == (expected[: len(tokens)] if request.id in aborted else expected)
+        check_logprobs(request, told[request.id], tokens, runner.model)
+
+
+@pytest.mark.parametrize("where", ["dispatch", "read"])
+def test_memory_that_is_lost_a_second_time_too_soon_ends_the_engine(where):
+    engine, runner = make_engine(rebuilds=True)
+    left = 2
+
+    def fault(here: str) -> None:
+        nonlocal left
+        left -= here == where
+        if not left:
+            left = 2
+            raise OutOfDeviceMemory("no room")
+
+    runner.fault = fault
+    engine.add(make_request([1, 2, 3], 20))
+    with pytest.raises(OutOfMemory, match=r"0 s after another had found none; once in 600 s .* no room"):
+        step_for_ever(engine)
+    assert engine.is_dead
+    with pytest.raises(EngineDead, match="OutOfMemory"):
+        engine.step()
+
+
+def test_an_engine_that_does_not_rebuild_ends_when_memory_is_lost():
+    engine, runner = make_engine()
+
+    def fault(where: str) -> None:
+        raise OutOfDeviceMemory("no room")
+
+    runner.fault = fault
+    engine.add(make_request([1]))
+    with pytest.raises(OutOfMemory, match="no memory on the device: no room"):
+        engine.step()
+    assert engine.is_dead
 
 
 @pytest.mark.parametrize("setting", range(100))

@@ -57,12 +57,13 @@ class Front:
 
     def __init__(self, connection: socket.socket):
         self.connection = connection
-        self._decoder = Decoder[FromEngine](FromEngine)
+        self._seals = Channel(connection).seals
+        self._decoder = Decoder[FromEngine](FromEngine, self._seals.incoming)
         self.messages: list[FromEngine] = []
         connection.settimeout(PATIENCE_S)
 
     def send(self, *messages: msgspec.Struct) -> None:
-        self.connection.sendall(b"".join(map(encode, messages)))
+        self.connection.sendall(b"".join(encode(each, self._seals.outgoing) for each in messages))
 
     def add(self, *requests: Request, group: str = "", waited: float | None = 0.0) -> None:
         self.send(*(Add(request, group or request.id, waited) for request in requests))
@@ -371,7 +372,7 @@ def test_a_front_that_sends_what_is_no_message_is_cut_off_and_the_others_are_not
         stays.add(kept)
         goes.add(dropped)
         serving.wait_for_messages(2)
-        goes.connection.sendall(encode(Starting("what only an engine says", 0.0)))
+        goes.send(Starting("what only an engine says", 0.0))
         assert goes.is_cut_off()
         serving.gate.set()
         stays.finish(kept)

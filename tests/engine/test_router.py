@@ -74,6 +74,14 @@ async def test_a_restart_that_fails_leaves_the_others_at_work(router):
 
 
 @routed(1)
+async def test_the_only_engine_may_say_why_it_cannot_go_on(router):
+    (replica,) = connected(router)
+    replica.fail(4)
+    assert router.lost.is_set()
+    assert router.exit_code == 4
+
+
+@routed(1)
 async def test_the_only_engine_that_goes_takes_all_requests_with_it(router):
     (replica,) = connected(router)
     sinks = [add(router, [1, 2, 3]) for _ in range(3)]

@@ -16,6 +16,7 @@ from hex_llm.engine.request import FinishReason, SamplingParams
 from hex_llm.kernels.batch import Batch
 from hex_llm.kernels.paged_attention import api
 from hex_llm.models import decoder
+from hex_llm.runner import runner as runner_module
 from hex_llm.runner.buckets import SEPARATE, TOGETHER
 from tests.checkpoints import write_llama
 from tests.runner.engines import SMALL, make_engine, run, sharing, tokens
@@ -318,6 +319,50 @@ def test_a_row_of_nan_ends_that_request_alone(engine, monkeypatch):
     assert tokens(good) == tokens(also_good) == expected[0]
     # Nor does what it left in memory reach those who get its blocks.
     assert [tokens(each) for each in run(engine, *[(each, GREEDY) for each in prompts])] == expected
+
+
+@pytest.mark.parametrize("failing", range(1, 12, 2))
+def test_what_runs_when_the_devices_memory_runs_out_is_computed_again(folder, monkeypatch, failing):
+    """In a step of any kind, whose cache was donated to it; a prefix that was found before is not found any more."""
+    engine = make_engine(folder, max_prefill_seqs=4, enable_prefix_cache_hbm=True)
+    rng = random.Random(5)
+    asked = [random_request(rng, prompt(40)) for _ in range(8)]
+    expected = [tokens(each) for each in run(engine, *asked)]
+    left = failing
+
+    def reach(point: str) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nand more")
+
+    monkeypatch.setattr(runner_module, "reach", reach)
+    assert [tokens(each) for each in run(engine, *asked)] == expected
+    assert engine.stats().total_ooms == 1
+    assert engine.stats().total_preemptions > 0
+
+
+def test_what_else_a_device_says_ends_the_engine(folder, monkeypatch):
+    engine = make_engine(folder)
+
+    def reach(point: str) -> None:
+        raise jax.errors.JaxRuntimeError("INTERNAL: broken")
+
+    monkeypatch.setattr(runner_module, "reach", reach)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="broken"):
+        run(engine, (prompt(5), GREEDY))
+    assert engine.is_dead
+
+
+def test_a_found_prefix_with_nan_in_it_is_offered_once_and_no_more(folder):
+    engine = make_engine(folder, enable_prefix_cache_hbm=True)
+    asked = prompt(40), GREEDY
+    (expected,) = run(engine, asked)
+    engine._runner.spoil([min(engine._scheduler.pool._block.values())])
+    (spoilt,) = run(engine, asked)
+    assert (tokens(spoilt), spoilt[-1].finish_reason) == ([], FinishReason.ERROR)
+    (again,) = run(engine, asked)
+    assert tokens(again) == tokens(expected)
 
 
 def test_a_compiled_step_for_each_variant_and_one_for_all_give_the_same_output(folder, engine, monkeypatch):

@@ -1,7 +1,5 @@
 """The engine with its real runner, on a model in which no token sees further back than a window."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -35,15 +33,7 @@ def asked(num_prompt: int, max_tokens: int, seed: int = 0, **more) -> tuple[list
 
 def spoil_empty_pages(engine: Engine) -> None:
     """Fills what nobody owns and nothing remembers, and what padding writes to, with NaN."""
-    runner, pool = engine._runner, engine._scheduler.pool
-    empty = np.zeros(FLAGS["num_blocks"] + 1, bool)
-    empty[[0, *(block for block in pool._free if pool._key[block] is None)]] = True
-    runner._kv = _spoil(runner._kv, empty)
-
-
-@jax.jit
-def _spoil(kv, empty):
-    return tuple(jnp.where(empty[:, None, None, None, None], jnp.nan, pages) for pages in kv)
+    engine._runner.spoil(engine._scheduler.pool.empty)
 
 
 def test_a_long_output_fits_in_a_few_blocks_and_is_the_same_as_with_all_kept(engine):

@@ -21,6 +21,7 @@ from hex_llm.engine.wire import Abort, Hello, Ready
 from hex_llm.frames import encode
 from hex_llm.launch.fleet import Fleet
 from hex_llm.process import machine
+from hex_llm.seal import Numbering
 from hex_llm.server import engines as engines_module
 from hex_llm.server.engines import Engines
 from tests.engine.fakes import make_limits
@@ -118,9 +119,9 @@ def test_a_replica_that_comes_back_takes_the_place_of_the_one_before(address):
 @pytest.mark.parametrize(
     "says",
     [
-        encode(hello(2)),
-        encode(hello(-1)),
-        encode(Abort([], FinishReason.ABORT)),
+        encode(hello(2), Numbering()),
+        encode(hello(-1), Numbering()),
+        encode(Abort([], FinishReason.ABORT), Numbering()),
         b"GET / HTTP/1.1\r\n\r\n",
         b"\xff\xff\xff\xff",
     ],
