@@ -48,6 +48,12 @@ class Baseline:
 
 
 def take_baseline(server: RunningServer) -> Baseline:
+    """After a request: before its first step, the engine tells nothing of its blocks."""
+    assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
+    deadline = time.monotonic() + IDLE_S
+    while broken(server) or not _num_blocks(server.metrics()):
+        assert time.monotonic() < deadline, broken(server)
+        time.sleep(0.1)
     metrics = server.metrics()
     return Baseline(processes(server), outcomes(metrics), _num_blocks(metrics))
 

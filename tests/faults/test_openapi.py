@@ -37,8 +37,11 @@ def server(tmp_path_factory):
 
 def test_every_answer_is_as_the_openapi_document_says(server, tmp_path):
     baseline = take_baseline(server)
+    document = server.get("/openapi.json")
+    file = tmp_path / "openapi.json"  # asked for by its address, schemathesis leaves that route out
+    file.write_bytes(document.content)
     command = [
-        *(".venv/bin/st", "run", f"{server.url}/openapi.json", "--mode=all", "--seed=1", "--no-color"),
+        *(".venv/bin/st", "run", str(file), f"--url={server.url}", "--mode=all", "--seed=1", "--no-color"),
         *(f"--checks={','.join(CHECKS)}", f"--phases={PHASES}", f"--max-examples={NUM_EXAMPLES}"),
         *("--generation-database=none", "--request-timeout=10", "--suppress-health-check=all"),
     ]
@@ -47,12 +50,7 @@ def test_every_answer_is_as_the_openapi_document_says(server, tmp_path):
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     operations = re.search(r"Tested: (\d+)", done.stdout)
     cases = re.search(r"(\d+) generated", done.stdout)
-    assert int(operations[1]) == len(_operations(server))
+    assert int(operations[1]) == sum(len(methods) for methods in document.json()["paths"].values())
     assert server.get("/ping", timeout=2).status_code == 200
     check_oracles(server, baseline=baseline, growth_mib=100)
     record("F34", f"{int(cases[1]):,} requests of schemathesis to {operations[1]} routes: 0 x 5xx, all as documented")
-
-
-def _operations(server) -> list[str]:
-    paths = server.get("/openapi.json").json()["paths"]
-    return [f"{method} {path}" for path, methods in paths.items() for method in methods]
