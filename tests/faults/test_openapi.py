@@ -14,7 +14,7 @@ from tests.server.servers import running_server
 
 # The first goes systematically through values at and beyond every edge, which takes a minute.
 PHASES = sized("fuzzing", "coverage,fuzzing")
-NUM_EXAMPLES = sized(5, 200)  # for each route
+NUM_EXAMPLES = sized(25, 200)  # for each route
 # Besides, what breaks the schema must be refused; but what keeps to it need not be taken: the schema does not say how
 # long a prompt may be, in tokens, or which fields contradict each other.
 CHECKS = (
