@@ -9,6 +9,7 @@ import orjson
 
 from hex_llm.config import Config
 from hex_llm.server import card, chat_schema, completion_schema, tokens, vertex_schema
+from hex_llm.server.answer_schemas import ANSWERS, ERROR, ERROR_SCHEMA
 from hex_llm.server.exchange import Exchange
 from hex_llm.server.fields import Field, Fields
 from hex_llm.server.state import Server
@@ -83,35 +84,21 @@ def describe_api(config: Config) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "hex-llm", "version": importlib.metadata.version("hex-llm")},
         "paths": paths,
-        "components": {"schemas": {"Error": _ERROR}, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "components": {
+            "schemas": {"Error": ERROR_SCHEMA},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
         "security": [{"key": []}, {}],
     }
 
 
-_ERROR = {
-    "type": "object",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-            "required": ["message", "type", "param", "code"],
-        }
-    },
-    "required": ["error"],
-}
-
-
 def _operation(operation: Operation, config: Config) -> dict[str, Any]:
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    error = {"application/json": {"schema": {"$ref": ERROR}}}
+    answers = {kind: {"schema": schema} for kind, schema in ANSWERS[operation.path].items()}
     described: dict[str, Any] = {
         "summary": operation.summary,
         "responses": {
-            "200": {"description": "The answer."},
+            "200": {"description": "The answer.", "content": answers},
             "default": {"description": "An error.", "content": error},
         },
     }

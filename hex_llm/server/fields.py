@@ -274,8 +274,12 @@ def read_tokens(values: list[Any], param: str, rules: Rules) -> list[int]:
 
 
 def whole(value: Any, rules: Rules) -> Any:
-    """A number without a fraction as an integer, where that is allowed; anything else as it is."""
-    return int(value) if rules.integral_floats and type(value) is float and value.is_integer() else value
+    """A number without a fraction as an integer, where that is allowed; anything else as it is.
+
+    A float of 2**63 or more is none: it may be what the parser made of an integer that is too large.
+    """
+    integral = type(value) is float and value.is_integer() and abs(value) < 2**63
+    return int(value) if rules.integral_floats and integral else value
 
 
 def check_count(param: str, count: int, most: Limit, rules: Rules) -> None:

@@ -7,6 +7,8 @@ the same way as in uvicorn; nothing here is called for them.
 import asyncio
 import logging
 import re
+import socket
+import struct
 from typing import Any
 
 import h11
@@ -25,6 +27,7 @@ logger.setLevel(logging.ERROR)
 # So much of the next request is taken in while one is under way. Beyond it the connection is not read, and a client
 # that goes away is noticed only when something is written to it.
 _MAX_AHEAD = 256 * 2**10
+_DROP = struct.pack("ii", 1, 0)  # SO_LINGER for no time: what is left is thrown away
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 
 
@@ -169,6 +172,11 @@ class _Protocol(H11Protocol):
         return False
 
     def _abort(self) -> None:
+        """Drops the connection with what was not sent yet. Without the option the kernel would go on offering it, up to
+        megabytes for each connection, to a client that does not read for as long as that client likes.
+        """
+        if (connection := self.transport.get_extra_info("socket")) is not None:  # else it is closed already
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DROP)
         self.transport.abort()
 
     def _time_head(self) -> None:
@@ -228,6 +236,6 @@ class _Protocol(H11Protocol):
         """Drops a connection that is to close, if the client takes nothing of what is left to send."""
         size = self.transport.get_write_buffer_size()
         if left is not None and size >= left:
-            self.transport.abort()
+            self._abort()
         elif size:
             self._end_timer = self.loop.call_later(self.limits.write_timeout_s, self._watch_end, size)

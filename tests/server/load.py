@@ -108,4 +108,5 @@ async def run_load(
             await ask(client, ledger, body, abort_after_s=abort_after_s)
 
     await asyncio.gather(*(one_after_the_other() for _ in range(concurrency)))
+    client.close()
     return ledger

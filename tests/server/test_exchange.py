@@ -1,5 +1,6 @@
 import asyncio
 import json
+import select
 import socket
 import struct
 import threading
@@ -435,3 +436,7 @@ def test_an_answer_that_nobody_reads_is_given_up_and_so_is_what_was_asked_behind
         client.sendall(head() + head())
         wait_until(lambda: server.outcomes == ["gone"], 5)
         wait_until(lambda: not server.server.server_state.connections)
+        # Not even the kernel keeps it: the client is told, though it has read nothing of what came before.
+        poll = select.poll()
+        poll.register(client, 0)
+        assert poll.poll(2000)[0][1] & select.POLLERR

@@ -56,6 +56,12 @@ def test_max_tokens_is_as_in_hex_llm():
     assert one(max_tokens=None).sampling.max_tokens == 16
 
 
+def test_an_integer_too_large_for_64_bits_is_no_double_that_is_just_small_enough():
+    assert one(seed=-(2**63)).sampling.seed == -(2**63)
+    too_small = orjson.loads(b"-9223372036854775809")  # orjson makes a float of it, which is -(2**63)
+    assert refusal({"prompt": "hi", "seed": too_small}).param == "seed"
+
+
 def test_whole_numbers_may_come_as_doubles():
     sampling = one(top_k=1.0, max_tokens=50.0, seed=3.0, n=1.0, min_tokens=2.0, stop_token_ids=[2.0]).sampling
     assert (sampling.top_k, sampling.max_tokens, sampling.seed, sampling.n) == (1, 50, 3, 1)

@@ -10,9 +10,9 @@ from typing import Any
 from hex_llm.config import Config
 from hex_llm.server import chat_schema, completion_schema, tokens, vertex_schema
 from hex_llm.server.fields import fields_schema
+from tests.faults.legal_values import legal_value
+from tests.faults.valid_bodies import BODIES, FLAGS
 from tests.server.bad_inputs.case import CHAT, COMPLETIONS, DETOKENIZE, GENERATE, TOKENIZE
-from tests.server.legal_values import legal_value
-from tests.server.valid_bodies import BODIES, FLAGS
 
 _TABLES = {
     CHAT: chat_schema.FIELDS,

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tests.server.mutations import Mutant
+from tests.faults.mutations import Mutant
 from tests.server.refusals import error_of
 
 HANG_S = 10.0
