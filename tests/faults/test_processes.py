@@ -16,11 +16,11 @@ import httpx
 import pytest
 
 from tests.checkpoints import write_llama
+from tests.faults.suite import record, sized
 from tests.server.load import COMPLETED, LOST, Ledger, random_body, run_load
 from tests.server.servers import FLAGS, RunningServer, children_of, free_port, running_server
 
-# benchmarks/README.md says how to run twenty.
-ROUNDS = int(os.environ.get("HEX_LLM_FAULT_ROUNDS", "2"))
+ROUNDS = sized(2, 20)
 
 
 @pytest.fixture(scope="module")

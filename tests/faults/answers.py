@@ -1,0 +1,65 @@
+"""What each of many requests is answered with, to be compared with what it is answered where nothing fails."""
+
+import asyncio
+import random
+from typing import Any
+
+import orjson
+
+from hex_llm.bench.http_client import HttpClient, HttpError
+from tests.server.load import random_body
+from tests.server.servers import RunningServer
+
+PREFIX = 64  # tokens that a third of the prompts have in common
+
+
+def bodies(count: int, *, context: int = 256, vocabulary: int = 250, tokens: int = 40, seed: int = 0) -> list[dict]:
+    """As `random_body` has them, and each with the answers that its own words and seed give it."""
+    rng = random.Random(seed)
+    shared = [rng.randrange(3, vocabulary) for _ in range(PREFIX)]
+    made = []
+    for number in range(count):
+        body = random_body(rng, context - PREFIX, vocabulary, tokens) | {"seed": number}
+        if rng.random() < 0.3:
+            body["prompt"] = shared + body["prompt"]
+        made.append(body)
+    return made
+
+
+def answers(server: RunningServer, asked: list[dict[str, Any]], *, concurrency: int) -> list[str]:
+    """Of each request the texts, or `error:` and its code; `lost:` and why, where there was no answer."""
+    return asyncio.run(_answers(server, asked, concurrency))
+
+
+async def _answers(server: RunningServer, asked: list[dict[str, Any]], concurrency: int) -> list[str]:
+    client = HttpClient(server.url, server.headers)
+    left, found = iter(enumerate(asked)), [""] * len(asked)
+
+    async def one_after_the_other() -> None:
+        for number, body in left:
+            try:
+                async with client.request("POST", "/v1/completions", orjson.dumps(body)) as response:
+                    found[number] = _read(await response.read_all(), streamed=bool(body.get("stream")))
+            except (HttpError, ValueError, KeyError, IndexError) as error:
+                found[number] = f"lost: {type(error).__name__} {error}"
+
+    await asyncio.gather(*(one_after_the_other() for _ in range(concurrency)))
+    client.close()
+    return found
+
+
+def _read(content: bytes, *, streamed: bool) -> str:
+    if not streamed or content.startswith(b"{"):
+        events = [orjson.loads(content)]
+    else:
+        data = [line[6:] for line in content.split(b"\n\n") if line.startswith(b"data: ")]
+        events = [orjson.loads(each) for each in data if each != b"[DONE]"]
+        if data[-1] != b"[DONE]" and "error" not in events[-1]:
+            return "lost: a stream was cut without a word"
+    texts: dict[int, str] = {}
+    for event in events:
+        if "error" in event:
+            return f"error:{event['error']['code']}"
+        for choice in event["choices"]:
+            texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+    return orjson.dumps([texts[index] for index in sorted(texts)]).decode()

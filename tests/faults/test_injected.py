@@ -1,0 +1,192 @@
+"""Parts that fail on purpose in a server under load: whoever is not concerned gets the very answer that it gets where
+nothing fails.
+"""
+
+import collections
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hex_llm import faults
+from tests.checkpoints import write_llama
+from tests.faults.answers import answers, bodies
+from tests.faults.oracles import check_oracles
+from tests.faults.suite import record, sized
+from tests.server.servers import RunningServer, running_server
+
+COUNT = sized(150, 10_000)
+CONCURRENCY = sized(32, 128)
+FLAGS = ("--enable_prefix_cache_hbm", "--disable_log_requests", f"--max_queued_requests={4 * CONCURRENCY}")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[dict]:
+    return bodies(COUNT)
+
+
+@pytest.fixture(scope="module")
+def clean(folder, tmp_path_factory) -> Iterator[RunningServer]:
+    """A server in which nothing fails."""
+    with running_server(folder, tmp_path_factory.mktemp("log") / "log", *FLAGS) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def undisturbed(clean, asked) -> list[str]:
+    found = answers(clean, asked, concurrency=CONCURRENCY)
+    check_oracles(clean)
+    assert all(each.startswith("[") for each in found)
+    return found
+
+
+def failing(folder: Path, log: Path, what: str, *flags: str, **options):
+    return running_server(folder, log, *FLAGS, *flags, **{faults.VARIABLE: what}, **options)
+
+
+def errors(found: list[str]) -> collections.Counter[str]:
+    return collections.Counter(each for each in found if not each.startswith("["))
+
+
+def differing(found: list[str], expected: list[str]) -> int:
+    """Of those that were answered."""
+    return sum(one != other for one, other in zip(found, expected, strict=True) if one.startswith("["))
+
+
+def check_told(found: list[str]) -> None:
+    """Everybody who had come was told that the engine is gone; who came later found nobody."""
+    assert errors(found)["error:engine_dead"] > 0
+    assert not {each for each in errors(found) if each != "error:engine_dead" and "cannot be reached" not in each}
+
+
+def preemptions(server: RunningServer) -> float:
+    return sum(value for name, value in server.metrics().items() if "num_preemptions_total" in name)
+
+
+def test_an_error_in_one_request_is_that_requests_alone(folder, asked, undisturbed, tmp_path):
+    """F3, F18: a text job that fails, a row without a usable number."""
+    what = "text.job:raise@0.05,engine.row:nan@0.002"
+    words = [body | {"prompt": "one two three four", "seed": 1} for body in asked]
+    with failing(folder, tmp_path / "log", what) as server:
+        found = answers(server, asked, concurrency=CONCURRENCY)
+        bad = errors(found)
+        nan_rows = server.metrics()["hexllm:nan_rows_total"]
+        assert bad.keys() == {"error:numerical_error"}  # prompts of tokens are no text jobs
+        assert bad.total() <= nan_rows  # of a request for several answers, more than one may be hit
+        assert differing(found, undisturbed) == 0
+        of_words = answers(server, words, concurrency=CONCURRENCY)
+        assert errors(of_words).keys() <= {"error:internal_error", "error:numerical_error"}
+        assert errors(of_words)["error:internal_error"] >= 0.02 * len(words)
+        injected = errors(of_words)["error:internal_error"]
+        check_oracles(server, internal_errors=injected)
+    num_failed = bad.total() + errors(of_words).total()
+    record("F3", f"{num_failed} of {2 * COUNT} failed, all with 500; the others' answers are those of a clean run")
+    record("F18", f"{bad.total()} rows of NaN in {COUNT} requests; {COUNT - bad.total()} others identical")
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "device.weights:oom",
+        "device.kv:oom",
+        "device.program:oom",
+        *sized([], [f"device.program:oom@{n}" for n in (8, 9)]),
+    ],
+)
+def test_a_start_without_memory_ends_with_the_sums(folder, tmp_path, point):
+    """F9."""
+    started = time.monotonic()
+    with failing(folder, tmp_path / "log", point, ready=False) as server:
+        code = server.process.wait(120)
+    log = (tmp_path / "log").read_text()
+    assert code == 4, log
+    assert re.search(r"RESOURCE_EXHAUSTED", log)
+    assert "Ready after" not in log
+    record("F9", f"{point}: exit {code} after {time.monotonic() - started:.1f} s from the start")
+
+
+def test_a_step_that_finds_no_memory_loses_nobody(folder, asked, undisturbed, tmp_path):
+    """F10: in the middle of the load, when the cache was given to the step."""
+    with failing(folder, tmp_path / "log", f"device.step:oom@{sized(40, 500)}") as server:
+        found = answers(server, asked, concurrency=CONCURRENCY)
+        metrics = server.metrics()
+        check_oracles(server)
+    assert errors(found) == {}
+    assert differing(found, undisturbed) == 0
+    assert sum(value for name, value in metrics.items() if "device_oom_total" in name) == 1
+    record("F10", f"{COUNT} requests, 0 lost, 0 leaked blocks, every answer that of a clean run")
+
+
+def test_a_second_step_without_memory_ends_the_server_and_everybody_is_told(folder, asked, tmp_path):
+    with failing(folder, tmp_path / "log", "device.step:oom@40-41") as server:
+        found = answers(server, asked[:100], concurrency=32)
+        assert server.process.wait(15) == 4
+    check_told(found)
+    record("F10", "a second time within ten minutes: exit 4, everybody told")
+
+
+@pytest.mark.parametrize(
+    ("what", "count", "tokens"),
+    [("", sized(20, 256), sized(120, 200)), ("engine.preempt:now@0.1", sized(20, 10_000), 60)],
+    ids=["memory", "forced"],
+)
+def test_requests_that_give_way_get_the_answers_that_they_get_alone(folder, clean, tmp_path, what, count, tokens):
+    """F16: KV cache for one and a half of the longest requests."""
+    kinds = [
+        {"prompt": [3 + number % 200, 7, number], "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+        for number in range(3, 203)
+    ]
+    alone = answers(clean, kinds[:count], concurrency=16)
+    small = ("--num_blocks=48", "--max_decode_seqs=8", f"--max_queued_requests={count}", "--queue_timeout_s=3600")
+    with failing(folder, tmp_path / "log", what, *small) as server:
+        found = answers(server, [kinds[number % len(alone)] for number in range(count)], concurrency=min(count, 256))
+        given_way = preemptions(server)
+        check_oracles(server)
+    assert errors(found) == {}
+    assert differing(found, [alone[number % len(alone)] for number in range(count)]) == 0
+    assert given_way > 0
+    how = "also forced, " if what else ""
+    record("F16", f"{how}{count} requests, {given_way:.0f} times one gave way: 0 lost, 0 leaked blocks, all identical")
+
+
+def test_a_step_that_fails_ends_the_engine_and_everybody_is_told(folder, asked, tmp_path):
+    with failing(folder, tmp_path / "log", "engine.step:raise@60") as server:
+        found = answers(server, asked[:100], concurrency=32)
+        assert server.process.wait(15) == 70
+    check_told(found)
+
+
+def test_a_message_that_is_lost_costs_nobody_an_answer_where_there_are_two_engines(
+    folder, asked, undisturbed, tmp_path
+):
+    """F28: the HTTP process misses it with the next, gives that connection up, and the other engine takes over."""
+    devices = {"JAX_NUM_CPU_DEVICES": "2"}
+    with failing(folder, tmp_path / "log", "frames.read:drop@150", "--data_parallel_size=2", **devices) as server:
+        found = answers(server, asked[:100], concurrency=16)
+        log = (tmp_path / "log").read_text()
+    assert errors(found) == {}
+    assert differing(found, undisturbed[:100]) == 0
+    assert "one before it has been lost" in log
+    record("F28", "a message dropped between an engine and the HTTP process: 100 requests, 0 lost, all identical")
+
+
+def test_a_fault_is_refused_where_the_server_has_users(folder, tmp_path):
+    for number, (flags, words) in enumerate(
+        [
+            ({"keys": ["secret"]}, "and so are API keys"),
+            ({"flags": ("--host=0.0.0.0",)}, "can be reached from elsewhere"),
+            ({"what": "engine.step:explode"}, "not 'explode'"),
+        ]
+    ):
+        log = tmp_path / f"log{number}"
+        what = flags.pop("what", "engine.step:raise@1")
+        with failing(folder, log, what, *flags.pop("flags", ()), ready=False, **flags) as server:
+            assert server.process.wait(20) == 2
+        assert words in log.read_text()
