@@ -54,6 +54,16 @@ def test_a_link_to_a_document_outside_docs_leads_to_its_page(site):
     assert (site / "training" / "index.html").exists()
 
 
+def test_lists_and_tables_are_no_text(site):
+    """GitHub needs no empty line before a list, nor four spaces before what belongs to its entry; the site does."""
+    left = {
+        (page.parent.name, text[:80])
+        for page in site.rglob("index.html")
+        for text in re.findall(r"<p>[^<]*?^ *((?:[-*]|\d+\.|\|) .*)", page.read_text(), re.MULTILINE)
+    }
+    assert left == set()
+
+
 @pytest.fixture(scope="module")
 def refusal(tmp_path_factory) -> str:
     """What is said of a page with every mistake that a strict build has to find."""
