@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hex_llm.server.metrics import PREFIX
+from tests.server.servers import RunningServer
+from tests.server.serving import wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 _ROW = re.compile(r"^\| `(\w+)` \| (counter|gauge|histogram) \| (.*?) \| (.*?) \| (.*) \|$", re.MULTILINE)
@@ -32,8 +34,10 @@ def rows() -> dict[str, Row]:
     }
 
 
-def check_metrics(text: str, *flags: str) -> None:
+def check_metrics(server: RunningServer, *flags: str) -> None:
     """That /metrics of a server with such flags has what the page says, and nothing else."""
+    wait_until(lambda: "engine_steps" in server.get("/metrics").text)  # a second after it was ready
+    text = server.get("/metrics").text
     expected = {name: row for name, row in rows().items() if not row.flag or row.flag in flags}
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))

@@ -255,7 +255,7 @@ def _ask_for_bad(server: RunningServer) -> list[tuple[str, int, str]]:
 
 
 def test_metrics_are_those_of_the_page(server):
-    check_metrics(server.get("/metrics").text, "--enable_lora")
+    check_metrics(server, "--enable_lora")
 
 
 def test_an_adapter_that_is_replaced_is_another_one(server, stand_in, model):

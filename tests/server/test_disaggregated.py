@@ -306,7 +306,7 @@ def test_engines_of_two_kinds_answer_as_one_that_does_all(topology, alone, tmp_p
         check(server, alone)
         if topology == TOPOLOGIES[0]:
             check_bench(server)
-            check_metrics(server.get("/metrics").text, "--disagg_topo")
+            check_metrics(server, "--disagg_topo")
 
 
 def check_bench(server: RunningServer) -> None:
