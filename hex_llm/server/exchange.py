@@ -49,6 +49,8 @@ class Exchange:
         self.headers: Mapping[str, str] = _headers(scope["headers"])
         self.client: str = (scope.get("client") or ("-",))[0]  # its address
         self.request_id = new_request_id()
+        label = self.headers.get("x-request-id", "")
+        self.label = label if REQUEST_ID.fullmatch(label) else self.request_id  # as the client knows it
         self.key_id = key_id
         self.started = time.monotonic()
         self.status: int | None = None
@@ -60,8 +62,6 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._abort = scope.get("state", {}).get(ABORT)
-        label = self.headers.get("x-request-id", "")
-        self._label = label if REQUEST_ID.fullmatch(label) else self.request_id
         self._body_expected = self.headers.get("content-length", "0") != "0" or "transfer-encoding" in self.headers
         self._ended = False
         self._task: asyncio.Task[Any] | None = None
@@ -212,7 +212,7 @@ class Exchange:
         encoded = [
             *BASE_HEADERS,
             (b"content-type", content_type.encode("latin-1")),
-            (b"x-request-id", self._label.encode("latin-1")),
+            (b"x-request-id", self.label.encode("latin-1")),
             *((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers),
         ]
         if self._body_expected:

@@ -76,6 +76,7 @@ class _Front:
         self._engines = Engines(config, self._router, door, key, fleet)
         self._server = Server(config, self._router, keys, index=index)
         self._http = HttpServer(make_app(self._server), config)
+        self._server.connections = self._http.server_state.connections
         self._stop = asyncio.Event()  # told to
         self._told_at = 0.0
         self._hurry = asyncio.Event()  # told twice

@@ -58,7 +58,9 @@ class Metrics:
         self.replays = self._counter(
             "replays", "Times that a sequence began anew, its replica or its blocks being lost."
         )
-        self.engine_deaths = self._counter("engine_deaths", "Times that the engine was lost.", ("reason",))
+        self.engine_deaths = self._counter(
+            "engine_deaths", "Times that the last engine was lost, which ends the server.", ("reason",)
+        )
         self.success = self._counter(
             "request_success", "Sequences that were completed.", ("model_name", "finished_reason")
         )
@@ -69,19 +71,29 @@ class Metrics:
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.", ("model_name",)).labels(model)
         self.generation_tokens = self._counter("generation_tokens", "Tokens of answers.", ("model_name",)).labels(model)
         self.cached_tokens = self._counter(
-            "prompt_tokens_cached", "Tokens of prompts that were found in the prefix cache.", ("model_name",)
+            "prompt_tokens_cached",
+            "Tokens of prompts that usage told as cached, in units of --prefill_len_padding.",
+            ("model_name",),
         ).labels(model)
-        self.time_to_first_token = self._seconds("time_to_first_token_seconds", "From a request to its first token.")
-        self.inter_token = _Tally(self._seconds("inter_token_latency_seconds", "Between two tokens of a sequence."))
+        self.time_to_first_token = self._seconds(
+            "time_to_first_token_seconds", "Seconds from a sequence's going to the engine to its first token."
+        )
+        self.inter_token = _Tally(
+            self._seconds("inter_token_latency_seconds", "Seconds between two tokens of a sequence.")
+        )
         self.per_output_token = self._seconds(
-            "request_time_per_output_token_seconds", "Mean time between the tokens of a sequence."
+            "request_time_per_output_token_seconds", "Mean seconds between the tokens of a sequence."
         )
-        self.end_to_end = self._seconds("e2e_request_latency_seconds", "From a request to its last token.")
+        self.end_to_end = self._seconds(
+            "e2e_request_latency_seconds", "Seconds from a sequence's going to the engine to its last token."
+        )
         self.queue_time = self._seconds(
-            "request_queue_time_seconds", "From a request to the engine's beginning with it."
+            "request_queue_time_seconds", "Seconds that a sequence waits for the engine to begin with it."
         )
-        self.prefill_time = self._seconds("request_prefill_time_seconds", "From the beginning to the first token.")
-        self.decode_time = self._seconds("request_decode_time_seconds", "From the first token to the last.")
+        self.prefill_time = self._seconds(
+            "request_prefill_time_seconds", "Seconds from the engine's beginning to the first token."
+        )
+        self.decode_time = self._seconds("request_decode_time_seconds", "Seconds from the first token to the last.")
         self.prompt_lengths = self._sizes("request_prompt_tokens", "Tokens of a prompt.")
         self.answer_lengths = self._sizes("request_generation_tokens", "Tokens of an answer.")
         self.asked_n = self._sizes("request_params_n", "Answers asked for.")
@@ -183,7 +195,9 @@ class _Now(Collector):
             f"{PREFIX}xla_compiles_after_ready", "Steps compiled while serving.", self._engine.late_compiles
         )
         yield CounterMetricFamily(
-            f"{PREFIX}xla_compile_seconds_after_ready", "Seconds that took.", self._engine.late_compile_seconds
+            f"{PREFIX}xla_compile_seconds_after_ready",
+            "Seconds that compiling while serving took.",
+            self._engine.late_compile_seconds,
         )
         yield CounterMetricFamily(
             f"{PREFIX}invariant_violations",
@@ -253,19 +267,27 @@ class _Now(Collector):
     def _counts(self, stats: Stats) -> Iterator[tuple[str, str, float]]:
         yield "num_preemptions", "Times that a sequence gave way for want of memory.", stats.total_preemptions
         yield "prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.total_prefix_queries
-        yield "prefix_cache_hits", "Tokens found there.", stats.total_prefix_hits
+        yield "prefix_cache_hits", "Tokens found in the prefix cache.", stats.total_prefix_hits
         yield "engine_steps", "Steps of the engine.", stats.total_steps
         yield "device_oom", "Steps that found no memory on the device.", stats.total_ooms
         if self._num_adapters:
             yield "lora_slot_loads", "Times that an adapter was put onto a device.", stats.total_adapter_loads
-            yield "lora_slot_evictions", "Times that one gave way for another.", stats.total_adapter_evictions
+            yield (
+                "lora_slot_evictions",
+                "Times that an adapter on a device gave way for another.",
+                stats.total_adapter_evictions,
+            )
         if self._roles:
             yield "kv_transfers", "Sequences whose blocks went to another engine.", stats.total_received
-            yield "kv_transfer_bytes", "Bytes of their blocks.", stats.total_received_bytes
-            yield "kv_transfer_seconds", "That it took to carry blocks, part by part.", stats.total_transfer_seconds
+            yield "kv_transfer_bytes", "Bytes of blocks that went to another engine.", stats.total_received_bytes
+            yield (
+                "kv_transfer_seconds",
+                "Seconds that it took to carry blocks, part by part.",
+                stats.total_transfer_seconds,
+            )
             yield (
                 "kv_transfer_exposed_seconds",
-                "From the first token's being there to the last block's.",
+                "Seconds from the first token's being there to the last block's.",
                 stats.total_exposed_seconds,
             )
             yield "kv_transfer_failures", "Sequences whose blocks could not be had.", stats.total_transfers_lost

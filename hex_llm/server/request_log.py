@@ -30,6 +30,8 @@ def log_request(server: Server, exchange: Exchange, outcome: str, code: str | No
     ]
     if code:
         parts.append(code)
+    if exchange.label != exchange.request_id:
+        parts.append(f"label={exchange.label}")
     if exchange.key_id:
         parts.append(f"key={exchange.key_id}")
     if generation := exchange.generation:

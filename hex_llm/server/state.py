@@ -3,6 +3,7 @@
 import enum
 import itertools
 import time
+from collections.abc import Collection
 
 from hex_llm.config import Config
 from hex_llm.engine.limits import Limits
@@ -29,8 +30,8 @@ class Server:
     """One HTTP process. `tokenizer`, `text`, `limits` and `ready`, what the engine said of itself, are there from the
     moment it is ready; so are `adapters`, with --enable_lora.
 
-    `open` are the requests that have no answer yet, or not all of it; `roles` what each engine is for, empty where all
-    do all.
+    `open` are the requests that have no answer yet, or not all of it; `connections` those of clients, idle ones too;
+    `roles` what each engine is for, empty where all do all.
     """
 
     tokenizer: Tokenizer
@@ -58,6 +59,7 @@ class Server:
         self._seeds = itertools.count(config.seed + (index << 40))
         self.loop_lag = 0.0
         self.open: set[Exchange] = set()
+        self.connections: Collection[object] = ()
 
     def check_ready(self) -> None:
         """Raises what a request is refused with while there is nobody to serve it."""
@@ -111,7 +113,14 @@ class Server:
             "ready": ("1 where requests are taken.", self.phase == Phase.READY),
             "draining": ("1 where requests under way are finished before the end.", self.phase == Phase.DRAINING),
             "admitted_sequences": ("Sequences under way in this process.", self.admission.sequences),
+            "open_connections": ("Connections of clients to this process.", len(self.connections)),
             "queue_tokens": ("Tokens of prompts under way in this process.", self.admission.tokens),
-            "engine_last_step_age_seconds": ("Since the engine was last heard of.", silent),
-            "event_loop_lag_seconds": ("How late this process last was.", self.loop_lag),
+            "engine_last_step_age_seconds": (
+                "Seconds since the engine was last heard of; of several, the most silent one.",
+                silent,
+            ),
+            "event_loop_lag_seconds": (
+                "Seconds that the event loop of this process was late, at the last look.",
+                self.loop_lag,
+            ),
         }

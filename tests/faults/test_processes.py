@@ -98,6 +98,7 @@ def test_when_the_engine_is_killed_every_request_is_told_at_once(folder, tmp_pat
         late = server.post("/v1/completions", {"prompt": "a"})
         assert (late.status_code, late.json()["error"]["code"]) == (503, "engine_dead")
         assert server.get("/live").status_code == 200
+        assert server.metrics()['hexllm:engine_deaths_total{reason="died"}'] == 1
         assert server.process.wait(10) == 70
         ledger = load.join()
     told = ledger.last_answer - killed

@@ -17,6 +17,7 @@ from hex_llm.config import Config
 from tests.checkpoints import write_llama
 from tests.download.servers import RunningStandIn, running_emulator, running_stand_in
 from tests.lora.adapters import peft_config, random_pairs, tensors_of, write_adapter
+from tests.monitoring.page import check_metrics
 from tests.server.load import COMPLETED, random_body, run_load
 from tests.server.servers import RunningServer, running_server
 
@@ -251,6 +252,10 @@ def _ask_for_bad(server: RunningServer) -> list[tuple[str, int, str]]:
         assert error["message"], name
         assert "choices" not in answer.json()
     return found
+
+
+def test_metrics_are_those_of_the_page(server):
+    check_metrics(server, "--enable_lora")
 
 
 def test_an_adapter_that_is_replaced_is_another_one(server, stand_in, model):

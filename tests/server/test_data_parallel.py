@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import write_llama
+from tests.monitoring.page import check_metrics
 from tests.server.replicas import (
     Load,
     Pings,
@@ -87,6 +88,7 @@ def test_requests_are_shared_out_evenly_and_a_request_gets_the_same_answer_where
     assert sum(shares) == NUM_ASKED
     assert min(shares) >= NUM_ASKED / 2 - 2
     assert server.get("/ping").json() == {"status": "ready", "replicas": 2, "replicas_up": 2}
+    check_metrics(server)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hangs"])

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.monitoring.page import check_metrics
 from tests.server.disaggregated import Counts, checked_server, settled
 from tests.server.replicas import sample
 from tests.server.servers import RunningServer
@@ -305,6 +306,7 @@ def test_engines_of_two_kinds_answer_as_one_that_does_all(topology, alone, tmp_p
         check(server, alone)
         if topology == TOPOLOGIES[0]:
             check_bench(server)
+            check_metrics(server, "--disagg_topo")
 
 
 def check_bench(server: RunningServer) -> None:

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import math
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from tests.checkpoints import SPECIAL_TOKENS, write_llama
+from tests.monitoring.page import check_metrics
 from tests.server.servers import RunningServer, running_server
 from tests.server.serving import wait_until
 
@@ -206,6 +208,18 @@ def test_metrics_count_what_was_served(server: RunningServer) -> None:
     wait_until(lambda: counts()[f"hexllm:kv_cache_usage_perc{label}"] == 0)
 
 
+def test_metrics_are_those_of_the_page(server: RunningServer) -> None:
+    complete(server)
+    check_metrics(server)
+
+
+def test_metrics_count_connections(server: RunningServer) -> None:
+    before = server.metrics()["hexllm:open_connections"]  # that of the question itself, at least
+    with socket.create_connection(("127.0.0.1", server.port)), socket.create_connection(("127.0.0.1", server.port)):
+        wait_until(lambda: server.metrics()["hexllm:open_connections"] == before + 2)
+    wait_until(lambda: server.metrics()["hexllm:open_connections"] == before)
+
+
 def test_the_log_has_a_line_for_a_request_and_nothing_of_its_text(server: RunningServer) -> None:
     id = "a-request-of-the-log"
     headers = {"X-Request-Id": id}
@@ -213,5 +227,6 @@ def test_the_log_has_a_line_for_a_request_and_nothing_of_its_text(server: Runnin
     wait_until(lambda: "prompt=15 " in server.log.read_text())
     (line,) = [each for each in server.log.read_text().splitlines() if "prompt=15 " in each]
     assert "/v1/completions 200 completed" in line
+    assert f"label={id} " in line
     assert "output=6 " in line
     assert "secret" not in server.log.read_text()
