@@ -34,13 +34,14 @@ source launch planning
 peer
 catalog config command channel download safetensors_file
 flags log model_fields model_files module_names frames process topology progress
-errors pytree seal
+errors pytree seal version
 """
 RANK = {name: rank for rank, line in enumerate(RANKS.split("\n")) for name in line.split()}
 NO_JAX = {
     "cli", "deploy", "models_cli", "plan_cli", "server", "completion", "engine", "text", "source", "planning",
     "catalog", "config", "flags", "log", "model_fields", "model_files", "module_names", "frames", "process", "command",
     "errors", "launch", "peer", "channel", "seal", "topology", "download", "progress", "lora", "safetensors_file",
+    "version",
 }  # fmt: skip
 
 # What can run code that came as data, and torch, which the package does without.
