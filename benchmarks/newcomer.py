@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[1]
 PORT = 7080
 URL = f"http://localhost:{PORT}"
 QUESTION, ANSWER = "What is the capital of Italy?", "Rome"
-# What a newcomer's shell does not have: environments and caches of this checkout's.
-OURS = ("JAX_COMPILATION_CACHE_DIR", "PYTHONPATH", "PYTHONPYCACHEPREFIX", "VIRTUAL_ENV")
+# What a newcomer's shell does not have: environments, caches and settings of those who work on it.
+OURS = ("JAX_COMPILATION_CACHE_DIR", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONPYCACHEPREFIX", "VIRTUAL_ENV")
 
 
 def commands(readme: str) -> list[str]:
@@ -136,7 +136,7 @@ def is_taken(port: int) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/newcomer", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="scripts/newcomer", description="Walk the newcomer's path, and time it.")
     parser.add_argument("--cold", action="store_true", help="find no package in a cache")
     parser.add_argument("--limit-s", type=float, default=300, help="seconds that the path may take (default: 300)")
     arguments = parser.parse_args()
@@ -145,7 +145,7 @@ def main() -> None:
     if is_taken(PORT):
         raise SystemExit(f"newcomer: something listens on port {PORT}, which the README's commands want.")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("newcomer: ended by SIGTERM."))
-    with tempfile.TemporaryDirectory(prefix="newcomer-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="newcomer-") as folder:
         path = walk(Path(folder), arguments.limit_s, arguments.cold)
     print(path.table())
 
