@@ -51,7 +51,7 @@ FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FILES = sorted(ROOT.rglob("*.py"))
 ALL_FILES = sorted(
     path
-    for folder in ("hex_llm", "tests", "benchmarks", "training", "examples", "scripts")
+    for folder in ("hex_llm", "tests", "benchmarks", "training", "examples", "notebooks", "scripts")
     for path in (PROJECT / folder).rglob("*.py")
 )
 
