@@ -146,6 +146,7 @@ def main() -> None:
         raise SystemExit(f"newcomer: something listens on port {PORT}, which the README's commands want.")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("newcomer: ended by SIGTERM."))
     with tempfile.TemporaryDirectory(prefix="newcomer-") as folder:
+        os.environ["TMPDIR"] = folder  # uv and Chromium leave things behind
         print(walk(Path(folder), arguments.limit_s, arguments.cold).table(), flush=True)
 
 
