@@ -7,10 +7,16 @@ if TYPE_CHECKING:
     from hex_llm.config import Config
     from hex_llm.engine.request import SamplingParams
     from hex_llm.llm import LLM
+    from hex_llm.version import __version__
 
-__all__ = ["LLM", "Config", "SamplingParams"]
+__all__ = ["LLM", "Config", "SamplingParams", "__version__"]
 
-_HOMES = {"LLM": "hex_llm.llm", "Config": "hex_llm.config", "SamplingParams": "hex_llm.engine.request"}
+_HOMES = {
+    "LLM": "hex_llm.llm",
+    "Config": "hex_llm.config",
+    "SamplingParams": "hex_llm.engine.request",
+    "__version__": "hex_llm.version",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -5,7 +5,6 @@ A command's module is imported when it runs, and has a function `main(argv)` tha
 
 import difflib
 import importlib
-import importlib.metadata
 import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from hex_llm.command import run_command
 from hex_llm.config import flags_markdown
 from hex_llm.errors import ConfigError
 from hex_llm.flags import FlagParser
+from hex_llm.version import __version__
 
 
 class Command(NamedTuple):
@@ -61,7 +61,7 @@ def _in(module: str) -> Callable[[Sequence[str]], int | None]:
 
 def _version(argv: Sequence[str]) -> None:
     FlagParser("hex-llm version", COMMANDS["version"].help, flags=()).parse_args(argv)
-    print(f"hex-llm {importlib.metadata.version('hex-llm')}")
+    print(f"hex-llm {__version__}")
 
 
 def _flags(argv: Sequence[str]) -> None:

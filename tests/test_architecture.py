@@ -35,14 +35,14 @@ peer
 catalog config command channel download safetensors_file
 frames
 faults flags log model_fields model_files module_names process topology progress
-errors pytree seal
+errors pytree seal version
 """
 RANK = {name: rank for rank, line in enumerate(RANKS.split("\n")) for name in line.split()}
 NO_JAX = {
     "cli", "deploy", "models_cli", "plan_cli", "server", "completion", "engine", "text", "source", "planning",
     "catalog", "config", "flags", "log", "model_fields", "model_files", "module_names", "frames", "process", "command",
     "errors", "faults", "launch", "peer", "channel", "seal", "topology", "download", "progress", "lora",
-    "safetensors_file",
+    "safetensors_file", "version",
 }  # fmt: skip
 
 # What can run code that came as data, and torch, which the package does without.
@@ -52,7 +52,7 @@ FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FILES = sorted(ROOT.rglob("*.py"))
 ALL_FILES = sorted(
     path
-    for folder in ("hex_llm", "tests", "benchmarks", "training", "examples", "scripts")
+    for folder in ("hex_llm", "tests", "benchmarks", "training", "examples", "notebooks", "scripts")
     for path in (PROJECT / folder).rglob("*.py")
 )
 

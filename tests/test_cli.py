@@ -9,6 +9,7 @@ import types
 
 import pytest
 
+import hex_llm
 from hex_llm import cli, log
 from hex_llm.config import Config, config_parser, parse_config
 from hex_llm.errors import CheckpointError, ConfigError, ContextTooLong, OutOfMemory, StartError
@@ -39,7 +40,7 @@ def chat(monkeypatch):
 
 def test_version_prints_the_version(capsys):
     assert cli.main(["version"]) == 0
-    assert capsys.readouterr().out == "hex-llm 0.1.0\n"
+    assert capsys.readouterr().out == f"hex-llm {hex_llm.__version__}\n"
     assert cli.main(["--version"]) == 0
 
 

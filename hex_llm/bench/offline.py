@@ -1,6 +1,5 @@
 """`hex-llm bench offline`: how fast the engine is, without a server in front."""
 
-import importlib.metadata
 import json
 import statistics
 import sys
@@ -21,6 +20,7 @@ from hex_llm.engine.admission import new_request
 from hex_llm.engine.engine import Engine
 from hex_llm.engine.request import SamplingParams
 from hex_llm.errors import ConfigError
+from hex_llm.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def _facts(model: Model) -> dict[str, str]:
         "model": model.name,
         "dtype": str(model.dtype),
         "device": jax.devices()[0].device_kind,
-        "version": importlib.metadata.version("hex-llm"),
+        "version": __version__,
     }
 
 

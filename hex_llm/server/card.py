@@ -1,6 +1,5 @@
 """/playground/card.json: what the playground has to know of the model, and of what it may ask for."""
 
-import importlib.metadata
 from typing import Any
 
 import orjson
@@ -11,6 +10,7 @@ from hex_llm.server.completion_schema import DEFAULT_MAX_TOKENS
 from hex_llm.server.exchange import Exchange
 from hex_llm.server.sampling_fields import SAMPLING
 from hex_llm.server.state import Server
+from hex_llm.version import __version__
 
 PATH = "/playground/card.json"
 _ARGUMENTS = ("temperature", "top_p", "top_k", "max_tokens", "seed")
@@ -25,7 +25,7 @@ async def show_card(server: Server, exchange: Exchange) -> None:
 def _card(server: Server) -> dict[str, Any]:
     config, limits, ready = server.config, server.limits, server.ready
     return {
-        "version": importlib.metadata.version("hex-llm"),
+        "version": __version__,
         "names": server.names,
         "architecture": ready.facts.architecture,
         "num_parameters": ready.facts.num_parameters,

@@ -1,6 +1,5 @@
 """/docs and /openapi.json: the routes and their fields, from the declarations that requests are read by."""
 
-import importlib.metadata
 from collections.abc import Callable, Iterator
 from html import escape
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from hex_llm.server.answer_schemas import ANSWERS, ERROR, ERROR_SCHEMA
 from hex_llm.server.exchange import Exchange
 from hex_llm.server.fields import Field, Fields
 from hex_llm.server.state import Server
+from hex_llm.version import __version__
 
 _MAX_VALUES = 160  # characters of a schema that the page shows
 
@@ -82,7 +82,7 @@ def describe_api(config: Config) -> dict[str, Any]:
         paths.setdefault(each.path, {})[each.method.lower()] = _operation(each, config)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "hex-llm", "version": importlib.metadata.version("hex-llm")},
+        "info": {"title": "hex-llm", "version": __version__},
         "paths": paths,
         "components": {
             "schemas": {"Error": ERROR_SCHEMA},

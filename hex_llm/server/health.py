@@ -1,12 +1,11 @@
 """/ping, /health, /live, /version and /metrics: how the server is."""
 
-import importlib.metadata
-
 import orjson
 
 from hex_llm.server import metrics
 from hex_llm.server.exchange import Exchange
 from hex_llm.server.state import Phase, Server
+from hex_llm.version import __version__
 
 
 async def ping(server: Server, exchange: Exchange) -> None:
@@ -30,7 +29,7 @@ async def live(server: Server, exchange: Exchange) -> None:
 
 
 async def version(server: Server, exchange: Exchange) -> None:
-    await exchange.reply(200, orjson.dumps({"version": importlib.metadata.version("hex-llm")}))
+    await exchange.reply(200, orjson.dumps({"version": __version__}))
 
 
 async def show_metrics(server: Server, exchange: Exchange) -> None:

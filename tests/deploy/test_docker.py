@@ -48,7 +48,7 @@ def test_the_last_stage_has_the_environment_and_no_compiler():
 
 
 def test_what_is_copied_is_there_and_nothing_else_is_sent_to_the_builder():
-    assert COPIED == ["pyproject.toml", "constraints.txt", "README.md", "hex_llm"]
+    assert COPIED == ["pyproject.toml", "constraints.txt", "README.md", "LICENSE", "hex_llm"]
     assert all(tracked(path) for path in COPIED)
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert lines == ["*", *(f"!{path}" for path in COPIED), "**/__pycache__"]

@@ -100,17 +100,24 @@ def running_server(
     small: bool = True,
     ready: bool = True,
     keys: Sequence[str] = (),
+    command: Sequence[str] = (sys.executable, "-m", "hex_llm.server.api_server"),
+    start_in: Path | None = None,
     **environment: str,
 ) -> Iterator[RunningServer]:
     """A server for the model in `folder`, or the embedded one, in a process group of its own; ended after the body."""
     port = free_port()
-    command = [sys.executable, "-m", "hex_llm.server.api_server", "--host=127.0.0.1", f"--port={port}"]
-    command += [f"--model={folder}"] if folder else []
-    command += [*(FLAGS if small else ()), *flags]
+    argv = [*command, "--host=127.0.0.1", f"--port={port}"]
+    argv += [f"--model={folder}"] if folder else []
+    argv += [*(FLAGS if small else ()), *flags]
     environment |= {"HEXLLM_API_KEYS": ",".join(keys)} if keys else {}
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, stdout=out, stderr=out, env=os.environ | environment, start_new_session=True
+            argv,
+            cwd=start_in,
+            stdout=out,
+            stderr=out,
+            env=os.environ | environment,
+            start_new_session=True,
         )
     server = RunningServer(process, port, log, keys[0] if keys else None)
     try:
