@@ -70,6 +70,9 @@ class _Runner:
         tokens = [zlib.crc32(f"{s.request.seed} {s.start + s.length}".encode()) % VOCAB for s in step]
         return _Step(StepResult(np.array(tokens, np.int32), np.ones(len(step), bool)))
 
+    def reset(self) -> None:
+        """It has nothing to forget."""
+
 
 class _Replica:
     """An engine, and in the place of a connection a list of messages."""

@@ -13,7 +13,7 @@ import pytest
 from hex_llm import channel as channel_module
 from hex_llm.channel import Channel, address_of, call, greet, listen
 from hex_llm.frames import Broken, Decoder, encode, read_frames
-from hex_llm.seal import NONCE, TAG, Seal, seals
+from hex_llm.seal import NONCE, TAG, Numbering, Seal, seals
 
 
 class Word(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -137,7 +137,7 @@ def test_nobody_answers_where_nobody_listens(tmp_path):
             call(gone, KEY, timeout=1)
 
 
-def ends() -> tuple[Seal, Seal]:
+def ends() -> tuple[Seal | Numbering, Seal | Numbering]:
     """The seal that signs, and the one that checks."""
     nonces = bytes(range(2 * NONCE))
     return seals(KEY, nonces, caller=True).outgoing, seals(KEY, nonces, caller=False).incoming

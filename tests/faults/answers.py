@@ -19,19 +19,18 @@ def bodies(count: int, *, context: int = 256, vocabulary: int = 250, tokens: int
     shared = [rng.randrange(3, vocabulary) for _ in range(PREFIX)]
     made = []
     for number in range(count):
-        body = random_body(rng, context - PREFIX, vocabulary, tokens) | {"seed": number}
-        if rng.random() < 0.3:
-            body["prompt"] = shared + body["prompt"]
-        made.append(body)
+        body = random_body(rng, context - PREFIX, vocabulary, tokens)
+        prompt = (shared if rng.random() < 0.3 else []) + body["prompt"]
+        made.append(body | {"prompt": prompt, "seed": number})
     return made
 
 
 def answers(server: RunningServer, asked: list[dict[str, Any]], *, concurrency: int) -> list[str]:
     """Of each request the texts, or `error:` and its code; `lost:` and why, where there was no answer."""
-    return asyncio.run(_answers(server, asked, concurrency))
+    return asyncio.run(answers_of(server, asked, concurrency=concurrency))
 
 
-async def _answers(server: RunningServer, asked: list[dict[str, Any]], concurrency: int) -> list[str]:
+async def answers_of(server: RunningServer, asked: list[dict[str, Any]], *, concurrency: int) -> list[str]:
     client = HttpClient(server.url, server.headers)
     left, found = iter(enumerate(asked)), [""] * len(asked)
 

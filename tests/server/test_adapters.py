@@ -12,11 +12,10 @@ import httpx
 import numpy as np
 import pytest
 
-from hex_llm.build import adapters_of, find_model
-from hex_llm.config import Config
 from tests.checkpoints import write_llama
 from tests.download.servers import RunningStandIn, running_emulator, running_stand_in
-from tests.lora.adapters import peft_config, random_pairs, tensors_of, write_adapter
+from tests.lora.adapters import peft_config, write_adapter
+from tests.lora.for_model import Adapters
 from tests.monitoring.page import check_metrics
 from tests.server.load import COMPLETED, random_body, run_load
 from tests.server.servers import RunningServer, running_server
@@ -33,20 +32,6 @@ SETTINGS = (
 )
 KEYS = tuple(f"key-of-caller-{number}-{'x' * 32}" for number in range(8))
 ALLOWED = "--lora_allowed_prefixes=gs://adapters/good/,gs://adapters/bad/,test/"
-
-
-class Adapters:
-    """Writes adapters for a model."""
-
-    def __init__(self, model: Path):
-        self.modules = adapters_of(find_model(Config(model=str(model))))
-
-    def tensors(self, seed: int, rank: int = 2, names: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
-        pairs = random_pairs(*(names or self.modules), rank=rank, modules=self.modules, seed=seed)
-        return tensors_of({name: (0.4 * a, 0.4 * b) for name, (a, b) in pairs.items()})
-
-    def write(self, folder: Path, seed: int, rank: int = 2, **fields) -> Path:
-        return write_adapter(folder, peft_config(r=rank, lora_alpha=2 * rank) | fields, self.tensors(seed, rank))
 
 
 @pytest.fixture(scope="module")
