@@ -14,8 +14,14 @@ from hex_llm.download.wanted import MODEL, TEXT
 from hex_llm.errors import DownloadError, NoSpace
 from hex_llm.progress import tell_nobody
 from tests.download.test_fetch import INDEX, SMALL, WEIGHTS, names, same
+from tests.faults.suite import record
 
 SHARD = "model-00002-of-00002.safetensors"
+
+
+def kind(source) -> str:
+    """For the figures."""
+    return "Cloud Storage" if str(source).startswith("gs://") else "the hub"
 
 
 @pytest.mark.parametrize(
@@ -37,6 +43,7 @@ SHARD = "model-00002-of-00002.safetensors"
 def test_what_passes_is_got_over(fault, source, model, stand_in):
     stand_in.set_faults({"match": SHARD} | fault)
     assert same(fetch(source, MODEL, timeout_s=5), model)
+    record("F25", f"{kind(source)}, {fault}: loads")
 
 
 def test_a_list_that_cannot_be_had_at_first_is_asked_for_again(source, model, stand_in):
@@ -113,7 +120,9 @@ def test_what_is_refused_is_told_at_once_by_name_though_others_hang(status, sour
     with pytest.raises(DownloadError, match=f"{SHARD}: .* answers {status}") as caught:
         fetch(source, MODEL, timeout_s=60)
     assert caught.value.status == status
-    assert time.monotonic() - started < 5
+    seconds = time.monotonic() - started
+    assert seconds < 5
+    record("F25", f"{kind(source)}, {status}: told after {seconds:.1f} s")
     assert SHARD not in names(source.store.snapshot(source.list(patience.Patience(5)).version))
 
 
@@ -125,6 +134,7 @@ def test_damage_that_stays_is_told_and_leaves_no_file(source, stand_in):
     assert names(source.store.snapshot(version)) == SMALL | INDEX
     stand_in.set_faults()
     assert names(fetch(source, MODEL, timeout_s=5)) == SMALL | INDEX | WEIGHTS
+    record("F25", f"{kind(source)}, a wrong sum always: told after two downloads, no file is left")
 
 
 def test_a_connection_that_falls_silent_is_given_up_for_another(source, stand_in, monkeypatch):
@@ -141,7 +151,9 @@ def test_a_server_that_stays_silent_is_given_up(source, stand_in, monkeypatch):
     started = time.monotonic()
     with pytest.raises(DownloadError, match=rf"{SHARD}: the connection to .* failed .*given up after 2 s"):
         fetch(source, MODEL, timeout_s=2)
-    assert time.monotonic() - started < 6
+    seconds = time.monotonic() - started
+    assert seconds < 6
+    record("F25", f"{kind(source)}, a server that stays silent: given up after {seconds:.1f} s, of 2 s without a byte")
 
 
 def test_nobody_there_is_told(source, stand_in):
@@ -170,6 +182,7 @@ def test_a_disk_that_fills_up_on_the_way_is_told_and_leaves_no_file(source, stan
     monkeypatch.undo()
     version = source.list(patience.Patience(5)).version
     assert names(source.store.snapshot(version)) == SMALL | INDEX
+    record("F25", f"{kind(source)}, a disk that fills up: told, no file is left")
 
 
 FETCH = """

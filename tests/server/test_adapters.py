@@ -16,6 +16,7 @@ from hex_llm.build import adapters_of, find_model
 from hex_llm.config import Config
 from tests.checkpoints import write_llama
 from tests.download.servers import RunningStandIn, running_emulator, running_stand_in
+from tests.faults.suite import record
 from tests.lora.adapters import peft_config, random_pairs, tensors_of, write_adapter
 from tests.server.load import COMPLETED, random_body, run_load
 from tests.server.servers import RunningServer, running_server
@@ -118,6 +119,10 @@ def test_200_adapters_in_16_places_are_answered_as_each_alone(server):
         assert all(each.result() is None for each in given_up)
     assert found == [expected for expected, _ in bodies]
     idle(server)
+    alike = (
+        f"{len(found)} of {len(bodies)} answers with {NUM_ADAPTERS} adapters in {NUM_SLOTS} places are as each alone"
+    )
+    record("F24", f"{alike}, beside {len(given_up)} requests that are given up")
 
 
 def _give_up(server: RunningServer, number: int) -> None:
@@ -237,6 +242,8 @@ def test_bad_adapters_are_refused_while_1000_requests_run_undisturbed(server):
     assert refused == [(name, *BAD[name]) for name in BAD] + [(name, 403, "adapter_not_allowed") for name in FORBIDDEN]
     assert texts(server, [body(number, good(number)) for number in range(8)], concurrency=8) == before
     idle(server)
+    record("F23", f"{len(refused)} of {len(BAD) + len(FORBIDDEN)} bad adapters are refused with 400, 403 or 404, none with"
+                  f" 500; {ledger.total} of {len(bodies)} requests beside them are served")  # fmt: skip
 
 
 def _ask_for_bad(server: RunningServer) -> list[tuple[str, int, str]]:
@@ -263,6 +270,7 @@ def test_an_adapter_that_is_replaced_is_another_one(server, stand_in, model):
     for _ in range(40):
         answer = server.post("/v1/completions", body(5, good("replaced")))
         if answer.status_code == 200 and text_of(answer) != first:
+            record("F23", "an adapter that is replaced while it is served is another one from then on")
             return
         asyncio.run(asyncio.sleep(0.5))
     pytest.fail("the new one never came")
