@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from hex_llm.catalog.entry import config_of
 from hex_llm.catalog.index import ENTRIES
 from hex_llm.errors import CheckpointError
@@ -98,25 +96,26 @@ def fields_of(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterato
 VALUES = ("x", "", 0, -8, 2**40, 10**400, 1.5, float("inf"), float("nan"), True, None, [], [1], {}, {"a": 1}, GONE)
 
 
-@pytest.mark.parametrize("architecture", sorted({entry.architecture for entry in ENTRIES}))
-def test_every_field_of_every_architecture_may_be_anything(architecture):
+def test_every_field_of_every_architecture_may_be_anything():
     """It is read, or refused by the field or by the object that it is in: nothing else comes of it."""
-    entry = next(entry for entry in ENTRIES if entry.architecture == architecture)
+    configs = {entry.architecture: config_of(entry) for entry in ENTRIES}
     tried, told = 0, []
-    for path in fields_of(config_of(entry)):
-        for value in VALUES:
-            config = inner = copy.deepcopy(config_of(entry))
-            for name in path[:-1]:
-                inner = inner[name]
-            inner.pop(path[-1]) if value is GONE else inner.update({path[-1]: value})
-            tried += 1
-            try:
-                parse_config(config, "config.json")
-            except CheckpointError as error:
-                told.append((path, str(error)))
-    for path, message in told:
-        assert any(name in message for name in path), f"{path}: {message}"
+    for architecture, whole in configs.items():
+        for path in fields_of(whole):
+            for value in VALUES:
+                config = inner = copy.deepcopy(whole)
+                for name in path[:-1]:
+                    inner = inner[name]
+                inner.pop(path[-1]) if value is GONE else inner.update({path[-1]: value})
+                tried += 1
+                try:
+                    parse_config(config, "config.json")
+                except CheckpointError as error:
+                    told.append((architecture, path, str(error)))
+    for architecture, path, message in told:
+        assert any(name in message for name in path), f"{architecture}, {path}: {message}"
         assert "\n" not in message
         assert len(message) < 300
     assert len(told) > tried / 4
-    record("F20", f"{architecture}: of {tried} values for its fields {len(told)} are refused by name, the rest read")
+    values = f"{tried} values in place of the fields of {len(configs)} architectures"
+    record("F20", f"of {values}, {len(told)} are refused by name, and the rest is read")

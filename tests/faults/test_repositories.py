@@ -43,6 +43,10 @@ ESCAPES = (
     "(messages | map(attribute='__class__') | list)[0].__subclasses__()",
     "lipsum.__globals__['os'].popen('{}').read()",
 )
+LINKED = (
+    "config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
+    "model.safetensors",
+)  # fmt: skip
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
 
@@ -198,14 +202,14 @@ def test_a_trap_that_is_sprung_is_told_of(trap, tmp_path):
     assert trapped.canary.exists() == (trap in ("pickle", "run", "import"))
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json",
-                                  "model.safetensors", "special_tokens_map.json"])  # fmt: skip
-def test_a_link_to_another_file_shows_nothing_of_it(name, tmp_path, capsys):
-    folder = write_llama(tmp_path / "model")
-    (folder / name).unlink(missing_ok=True)
-    (folder / name).symlink_to("/etc/passwd")
-    end = refused(capsys, str(folder), "--max_model_len=64")
-    assert end.code == 3
-    assert name in end.said
-    assert not [line for line in Path("/etc/passwd").read_text().split(":") if len(line) > 4 and line in end.said]
-    record("F21", f"{name} as a link to /etc/passwd: exit 3, without a word of it")
+def test_a_link_to_another_file_shows_nothing_of_it(tmp_path, capsys):
+    secrets = [part for part in Path("/etc/passwd").read_text().split(":") if len(part) > 4]
+    for name in LINKED:
+        folder = write_llama(tmp_path / name)
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to("/etc/passwd")
+        end = refused(capsys, str(folder), "--max_model_len=64")
+        assert end.code == 3
+        assert str(folder / name) in end.said
+        assert not [part for part in secrets if part in end.said]
+    record("F21", f"each of {len(LINKED)} files as a link to /etc/passwd: exit 3, without a word of it")

@@ -108,4 +108,4 @@ def test_a_template_that_fails_costs_its_request(template, words, tmp_path):
     with pytest.raises(RequestError, match=words) as caught:
         render_chat(Tokenizer.load(folder), HELLO)
     assert caught.value.status == 400
-    record("F22", f"{template}: 400, {caught.value}")
+    record("F22", f'a template that is `{template}`: 400, "{caught.value}"')
