@@ -1,6 +1,7 @@
 """Ports that cannot be had (F26), what a server says while it starts (F27), and its end before it is ready (F8)."""
 
 import contextlib
+import hashlib
 import os
 import signal
 import socket
@@ -128,7 +129,9 @@ def is_gone(pid: int) -> bool:
 
 def end_at(server: RunningServer, phase: str) -> float:
     """Seconds that a server takes to end which is told so in a phase of its start; nothing is left of it."""
-    Watch(server).until(phase)
+    watch = Watch(server)
+    watch.until(phase)
+    assert watch.phases[-1] == phase, f"{phase} was over before it was seen"
     children, told, before = children_of(server.process.pid), time.monotonic(), crowding()
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(60) == 0
@@ -142,13 +145,15 @@ def end_at(server: RunningServer, phase: str) -> float:
 
 @pytest.mark.parametrize("phase", ["starting", "planning memory", "compiling"])
 def test_sigterm_ends_a_start(phase, folder, tmp_path):
-    cache = tmp_path / "cache"
     seconds = []
-    for _ in range(sized(1, 10)):
+    for number in range(sized(1, 10)):
+        cache = tmp_path / f"cache-{number}"
         with running_server(folder, tmp_path / "log", f"--compilation_cache_dir={cache}", ready=False) as server:
             seconds.append(end_at(server, phase))
-    left = [path for path in cache.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    assert all(path.stat().st_size for path in left if path.suffix != ".lock")
+        # JAX's own entries may be half: tests/runner/test_cache_folder.py has what becomes of those.
+        for path in (each for each in cache.glob("lowered/[a-z]*") if each.suffix != ".lock"):
+            content = path.read_bytes()
+            assert hashlib.sha256(content[32:]).digest() == content[:32]
     record("F8", f"SIGTERM while {phase}: exit 0, the slowest of {len(seconds)} after {max(seconds):.1f} s")
 
 
