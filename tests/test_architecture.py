@@ -1,4 +1,4 @@
-"""The architecture: who may import whom, and what nobody may use."""
+"""The architecture: who may import whom. What nobody may use is in tests/faults/test_forbidden.py."""
 
 import ast
 import subprocess
@@ -45,16 +45,7 @@ NO_JAX = {
     "safetensors_file", "version",
 }  # fmt: skip
 
-# What can run code that came as data, and torch, which the package does without.
-FORBIDDEN = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
-FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
-
 FILES = sorted(ROOT.rglob("*.py"))
-ALL_FILES = sorted(
-    path
-    for folder in ("hex_llm", "tests", "benchmarks", "training", "examples", "notebooks", "scripts")
-    for path in (PROJECT / folder).rglob("*.py")
-)
 
 
 def name_of(path: Path) -> str:
@@ -83,7 +74,6 @@ def calls(path: Path) -> Iterator[ast.Call]:
 
 def test_files_are_found():
     assert len(FILES) > 10
-    assert set(FILES) < set(ALL_FILES)
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
@@ -122,28 +112,6 @@ def test_the_host_side_runs_without_jax():
     )
     done = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("path", ALL_FILES, ids=name_of)
-def test_no_data_is_run_as_code(path):
-    for name in imports(path):
-        assert not {*name.split(".")} & FORBIDDEN, f"{name_of(path)} imports {name}"
-    for call in calls(path):
-        if isinstance(call.func, ast.Name):
-            assert call.func.id not in FORBIDDEN_CALLS, f"{name_of(path)}:{call.lineno} calls {call.func.id}"
-        for keyword in call.keywords:
-            allowed = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
-            assert keyword.arg != "allow_pickle" or allowed, f"{name_of(path)}:{call.lineno} allows pickle"
-
-
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_the_package_never_trusts_remote_code_and_needs_no_torch(path):
-    for name in imports(path):
-        assert name.split(".")[0] != "torch", f"{name_of(path)} imports {name}"
-    for call in calls(path):
-        for keyword in call.keywords:
-            allowed = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
-            assert keyword.arg != "trust_remote_code" or allowed, f"{name_of(path)}:{call.lineno} trusts remote code"
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

@@ -35,7 +35,9 @@ def calls_of(program: str) -> dict[str, tuple[str | None, dict[str, Any]]]:
 def _literal(node: ast.expr) -> Any:
     if isinstance(node, ast.Dict):
         return {_literal(name): _literal(value) for name, value in zip(node.keys, node.values, strict=True)}
-    return ast.unparse(node) if isinstance(node, ast.Name | ast.Subscript) else ast.literal_eval(node)
+    if isinstance(node, ast.List):
+        return [_literal(each) for each in node.elts]
+    return node.value if isinstance(node, ast.Constant) else ast.unparse(node)
 
 
 def without_sdk(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,8 +16,17 @@ from hex_llm.download.wanted import MODEL, TEXT
 from hex_llm.errors import DownloadError, NoSpace
 from hex_llm.progress import tell_nobody
 from tests.download.test_fetch import INDEX, SMALL, WEIGHTS, names, same
+from tests.faults.suite import record
 
 SHARD = "model-00002-of-00002.safetensors"
+
+
+@pytest.fixture(scope="module")
+def counted() -> Iterator[Counter[str]]:
+    """How often something went as it is to go, for the figures; from the hub and from Cloud Storage together."""
+    counter: Counter[str] = Counter()
+    yield counter
+    record("F25", "; ".join(f"{what}: {times} times" for what, times in counter.items()))
 
 
 @pytest.mark.parametrize(
@@ -34,9 +45,10 @@ SHARD = "model-00002-of-00002.safetensors"
     ],
     ids=str,
 )
-def test_what_passes_is_got_over(fault, source, model, stand_in):
+def test_what_passes_is_got_over(fault, source, model, stand_in, counted):
     stand_in.set_faults({"match": SHARD} | fault)
     assert same(fetch(source, MODEL, timeout_s=5), model)
+    counted["503, 429, resets, cuts, a wrong length or sum, 30 kB/s: all loads in the end"] += 1
 
 
 def test_a_list_that_cannot_be_had_at_first_is_asked_for_again(source, model, stand_in):
@@ -105,7 +117,7 @@ def test_what_will_never_be_an_answer_is_not_asked_for_again(fault, words, sourc
 
 
 @pytest.mark.parametrize("status", [403, 404])
-def test_what_is_refused_is_told_at_once_by_name_though_others_hang(status, source, stand_in):
+def test_what_is_refused_is_told_at_once_by_name_though_others_hang(status, source, stand_in, counted):
     stand_in.set_faults(
         {"match": "model-00001", "stall": 30, "cut": 0.5, "times": 4}, {"match": SHARD, "status": status, "times": 100}
     )
@@ -114,10 +126,11 @@ def test_what_is_refused_is_told_at_once_by_name_though_others_hang(status, sour
         fetch(source, MODEL, timeout_s=60)
     assert caught.value.status == status
     assert time.monotonic() - started < 5
+    counted["403, 404: told within 5 s"] += 1
     assert SHARD not in names(source.store.snapshot(source.list(patience.Patience(5)).version))
 
 
-def test_damage_that_stays_is_told_and_leaves_no_file(source, stand_in):
+def test_damage_that_stays_is_told_and_leaves_no_file(source, stand_in, counted):
     stand_in.set_faults({"match": SHARD, "flip": True, "times": 1000})
     with pytest.raises(DownloadError, match=rf"{SHARD} came damaged twice: its (sha256|crc32c) is "):
         fetch(source, MODEL, timeout_s=5)
@@ -125,6 +138,7 @@ def test_damage_that_stays_is_told_and_leaves_no_file(source, stand_in):
     assert names(source.store.snapshot(version)) == SMALL | INDEX
     stand_in.set_faults()
     assert names(fetch(source, MODEL, timeout_s=5)) == SMALL | INDEX | WEIGHTS
+    counted["a wrong sum again and again: told after the second download, no file"] += 1
 
 
 def test_a_connection_that_falls_silent_is_given_up_for_another(source, stand_in, monkeypatch):
@@ -135,13 +149,14 @@ def test_a_connection_that_falls_silent_is_given_up_for_another(source, stand_in
     assert time.monotonic() - started < 5
 
 
-def test_a_server_that_stays_silent_is_given_up(source, stand_in, monkeypatch):
+def test_a_server_that_stays_silent_is_given_up(source, stand_in, monkeypatch, counted):
     monkeypatch.setattr(site, "_FIRST_READ_S", 0.2)
     stand_in.set_faults({"match": SHARD, "stall": 10, "cut": 0, "times": 1000})
     started = time.monotonic()
     with pytest.raises(DownloadError, match=rf"{SHARD}: the connection to .* failed .*given up after 2 s"):
         fetch(source, MODEL, timeout_s=2)
     assert time.monotonic() - started < 6
+    counted["silence: given up at its timeout"] += 1
 
 
 def test_nobody_there_is_told(source, stand_in):
@@ -156,7 +171,7 @@ def test_a_link_that_has_expired_is_asked_for_again(source, model, stand_in, mon
     assert same(fetch(source, MODEL, timeout_s=5), model)
 
 
-def test_a_disk_that_fills_up_on_the_way_is_told_and_leaves_no_file(source, stand_in, monkeypatch):
+def test_a_disk_that_fills_up_on_the_way_is_told_and_leaves_no_file(source, stand_in, monkeypatch, counted):
     real = os.pwrite
 
     def pwrite(file, data, at):
@@ -170,6 +185,7 @@ def test_a_disk_that_fills_up_on_the_way_is_told_and_leaves_no_file(source, stan
     monkeypatch.undo()
     version = source.list(patience.Patience(5)).version
     assert names(source.store.snapshot(version)) == SMALL | INDEX
+    counted["a disk that fills up: told, no file"] += 1
 
 
 FETCH = """

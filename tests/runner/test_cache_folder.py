@@ -39,6 +39,37 @@ def test_an_empty_file_is_written_anew(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["jit_g-1-cache"]
 
 
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[:20], lambda data: b"\0" * len(data)])
+def test_a_damaged_file_is_told_of_and_written_anew(tmp_path, caplog, damage):
+    def compiled() -> float:
+        use_cache(str(tmp_path), tmp_path)
+        jax.clear_caches()
+        return float(jax.jit(lambda x: x * 5 + 2)(4.0))
+
+    assert compiled() == 22
+    whole = {path: path.read_bytes() for path in tmp_path.glob("*-cache")}
+    for path, data in whole.items():
+        path.write_bytes(damage(data))
+    other = tmp_path / "jit_other-1-cache"
+    other.write_bytes(b"another program's")
+    assert compiled() == 22
+    assert caplog.text.count("is damaged; it is compiled again") == len(whole) == 1
+    caplog.clear()
+    assert compiled() == 22
+    assert not caplog.records
+    assert {path for path in tmp_path.glob("*-cache") if path != other} == {*whole}
+    assert other.exists()
+
+
+def test_other_warnings_are_shown_as_before(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_, **__: shown.append(str(message)))
+    for _ in range(2):
+        use_cache(str(tmp_path), tmp_path)
+    warnings.warn("of another kind", stacklevel=1)
+    assert shown == ["of another kind"]
+
+
 def test_what_is_no_folder_is_refused_by_name(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "folder"):

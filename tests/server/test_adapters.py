@@ -14,6 +14,7 @@ import pytest
 
 from tests.checkpoints import write_llama
 from tests.download.servers import RunningStandIn, running_emulator, running_stand_in
+from tests.faults.suite import record
 from tests.lora.adapters import peft_config, write_adapter
 from tests.lora.for_model import Adapters
 from tests.monitoring.page import check_metrics
@@ -104,6 +105,10 @@ def test_200_adapters_in_16_places_are_answered_as_each_alone(server):
         assert all(each.result() is None for each in given_up)
     assert found == [expected for expected, _ in bodies]
     idle(server)
+    alike = (
+        f"{len(found)} of {len(bodies)} answers with {NUM_ADAPTERS} adapters in {NUM_SLOTS} places are as each alone"
+    )
+    record("F24", f"{alike}, beside {len(given_up)} requests that are given up")
 
 
 def _give_up(server: RunningServer, number: int) -> None:
@@ -223,6 +228,10 @@ def test_bad_adapters_are_refused_while_1000_requests_run_undisturbed(server):
     assert refused == [(name, *BAD[name]) for name in BAD] + [(name, 403, "adapter_not_allowed") for name in FORBIDDEN]
     assert texts(server, [body(number, good(number)) for number in range(8)], concurrency=8) == before
     idle(server)
+    served = f"{ledger.total} of {len(bodies)} requests beside them are served"
+    record(
+        "F23", f"{len(refused)} of {len(BAD) + len(FORBIDDEN)} bad adapters are answered with 400, 403 or 404; {served}"
+    )
 
 
 def _ask_for_bad(server: RunningServer) -> list[tuple[str, int, str]]:
@@ -253,6 +262,7 @@ def test_an_adapter_that_is_replaced_is_another_one(server, stand_in, model):
     for _ in range(40):
         answer = server.post("/v1/completions", body(5, good("replaced")))
         if answer.status_code == 200 and text_of(answer) != first:
+            record("F23", "an adapter that is replaced while it is served is another one from then on")
             return
         asyncio.run(asyncio.sleep(0.5))
     pytest.fail("the new one never came")

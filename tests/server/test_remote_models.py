@@ -13,6 +13,7 @@ import pytest
 from tests.checkpoints import write_llama
 from tests.download.servers import running_emulator, running_stand_in
 from tests.download.stand_in import TOKEN
+from tests.faults.suite import record
 from tests.server.servers import free_port, running_server
 
 SHARD = "model-00002-of-00002.safetensors"
@@ -140,6 +141,7 @@ def test_weights_that_cannot_be_had_end_the_start(flag, fault, words, stand_in, 
     assert f"/{SHARD}" in line
     assert words in line
     assert not list(tmp_path.rglob(SHARD))
+    record("F25", f'a whole server, "{words}": exit 6, no file')
 
 
 def test_a_server_that_is_told_to_stop_does_not_wait_for_a_download(stand_in, tmp_path):
