@@ -13,7 +13,7 @@ import pytest
 
 # A worker takes one file after the other. These folders have the files of minutes, which come first, so that no worker
 # is left alone with one at the end.
-_LONGEST = ("tpu", "server", "multihost", "parity", "kernels", "runner", "quantization", "loader")
+_LONGEST = ("tpu", "server", "faults", "multihost", "parity", "kernels", "runner", "quantization", "loader")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -143,5 +143,5 @@ def test_slow_readers_cost_the_others_nothing_and_are_cut_off(server):
         "F12",
         f"{NUM_SLOW} readers of a byte a second beside {NUM_NORMAL} others: a token every {1000 * beside:.1f} ms for "
         f"these, {1000 * beside_patient:.1f} ms beside as many that do not stream; {grown:+.0f} MiB; with "
-        f"--write_timeout_s={STALL_S} the slow ones were cut off {min(cut):.0f} to {max(cut):.0f} s after they had asked",
+        f"--write_timeout_s={STALL_S} the slow ones were cut off {min(cut):.0f} to {max(cut):.0f} s after they asked",
     )
