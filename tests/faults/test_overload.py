@@ -26,7 +26,7 @@ BODY = {"prompt": [5] * 20, "max_tokens": 200}
 
 AT_ONCE = sized(300, 1280)
 IDLE = sized(300, 4096)
-PING_S = sized(2.0, 0.25)  # CI has other tests on its two cores
+PING_S = sized(3.0, 0.25)  # CI has other tests on its two cores
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,6 @@ async def overload(server: RunningServer, rate: float, seconds: float) -> Overlo
 
     async def one() -> None:
         started = time.perf_counter()
-        before = done.ledger.outcomes[COMPLETED]
         async with client.request("POST", "/v1/completions", orjson.dumps(REFUSABLE)) as response:
             if response.status != 200:
                 error = orjson.loads(await response.read_all())["error"]
@@ -81,7 +80,6 @@ async def overload(server: RunningServer, rate: float, seconds: float) -> Overlo
             assert (first + await response.read_all()).endswith(b"data: [DONE]\n\n")
         done.ledger.note(COMPLETED)
         done.in_time += time.monotonic() < end
-        assert done.ledger.outcomes[COMPLETED] > before
 
     tasks, started = [], time.monotonic()
     for number in itertools.count():

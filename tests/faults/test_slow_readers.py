@@ -16,13 +16,14 @@ from tests.faults.clients import Times, stream
 from tests.faults.oracles import check_oracles, memory, outcomes, take_baseline
 from tests.faults.pinging import share
 from tests.faults.suite import record, sized
-from tests.server.load import COMPLETED, Ledger
+from tests.server.load import COMPLETED, Ledger, ask
 from tests.server.servers import RunningServer, running_server
 
 NUM_SLOW, NUM_NORMAL = sized((6, 4), (100, 28))
 STALL_S = sized(2, 60)  # --write_timeout_s; the server looks four times in it
 COMPARED_S = sized(3, 20)
 TOKENS = 100
+LONG = {"prompt": [5, 6, 7], "max_tokens": 4000, "ignore_eos": True}  # takes longer than the comparison
 # Every piece of a stream has the model's name in it: with a long one, buffers of the kernel are soon full.
 MODEL = "m" * 8000
 FLAGS = (
@@ -60,7 +61,7 @@ class SlowReaders:
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", server.port))
-        body = orjson.dumps({"prompt": [5, 6, 7], "max_tokens": 4000, "ignore_eos": True, "stream": True})
+        body = orjson.dumps(LONG | {"stream": True})
         head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
         client.sendall(head + body)
         client.setblocking(False)
@@ -90,37 +91,46 @@ class SlowReaders:
             client.close()
 
 
-def read_normally(server: RunningServer, clients: int, seconds: float) -> tuple[float, Ledger]:
-    """The median time for a token, of clients that ask one thing after the other for so long."""
+async def read_normally(server: RunningServer) -> tuple[float, Ledger]:
+    """The median time for a token, of clients that ask one thing after the other."""
     times, ledger = Times(), Ledger()
+    client = HttpClient(server.url, {})
+    end = time.monotonic() + COMPARED_S
 
-    async def one(client: HttpClient, end: float) -> None:
+    async def one() -> None:
         while time.monotonic() < end:
             await stream(client, {"prompt": [5, 6, 7], "max_tokens": TOKENS}, times, ledger)
 
-    async def all_clients() -> None:
-        client = HttpClient(server.url, {})
-        end = time.monotonic() + seconds
-        await asyncio.gather(*(one(client, end) for _ in range(clients)))
-        client.close()
-
-    asyncio.run(all_clients())
+    await asyncio.gather(*(one() for _ in range(NUM_NORMAL)))
+    client.close()
     return share(times.per_token_s, 0.5), ledger
 
 
+async def read_beside_patient_ones(server: RunningServer) -> float:
+    """The same, where the engine has as much to do for clients that want their answers whole."""
+    client = HttpClient(server.url, {})
+    patient = [asyncio.create_task(ask(client, Ledger(), LONG)) for _ in range(NUM_SLOW)]
+    seconds, _ = await read_normally(server)
+    assert not any(each.done() for each in patient)
+    for each in patient:
+        each.cancel()
+    await asyncio.gather(*patient, return_exceptions=True)
+    return seconds
+
+
 def test_slow_readers_cost_the_others_nothing_and_are_cut_off(server):
-    everybody_normal, _ = read_normally(server, NUM_SLOW + NUM_NORMAL, COMPARED_S)
+    beside_patient = asyncio.run(read_beside_patient_ones(server))
     baseline = take_baseline(server)
     readers = SlowReaders(server, NUM_SLOW)
     try:
-        beside, ledger = read_normally(server, NUM_NORMAL, COMPARED_S)
+        beside, ledger = asyncio.run(read_normally(server))
         grown = memory(server)["front"] - baseline.processes["front"].memory_mib
         readers.wait(1.25 * STALL_S + 60)
     finally:
         readers.close()
     assert ledger.outcomes.keys() == {COMPLETED}
-    # As if the slow ones were like the others. CI has other tests on its two cores: there it says little.
-    assert beside < sized(3.0, 1.05) * everybody_normal
+    # On two cores that the clients share, two runs of the same differ by more than a twentieth; in CI they say little.
+    assert beside < sized(3.0, 1.25) * beside_patient
     assert grown < 100
     # The time runs from the moment when nothing more can be sent, which comes some seconds after the beginning.
     cut = readers.cut_after_s
@@ -132,6 +142,6 @@ def test_slow_readers_cost_the_others_nothing_and_are_cut_off(server):
     record(
         "F12",
         f"{NUM_SLOW} readers of a byte a second beside {NUM_NORMAL} others: a token every {1000 * beside:.1f} ms for "
-        f"these, {1000 * everybody_normal:.1f} ms where all read alike; {grown:+.0f} MiB; with --write_timeout_s="
-        f"{STALL_S} the slow ones were cut off {min(cut):.0f} to {max(cut):.0f} s after they had asked",
+        f"these, {1000 * beside_patient:.1f} ms beside as many that do not stream; {grown:+.0f} MiB; with "
+        f"--write_timeout_s={STALL_S} the slow ones were cut off {min(cut):.0f} to {max(cut):.0f} s after they asked",
     )
