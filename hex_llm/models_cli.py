@@ -69,8 +69,7 @@ def page(entry: Entry) -> str:
     ]
     lines += [
         "",
-        "To begin with, on machines of several kinds. This version reads weights from folders, so --model is then",
-        "the one that `hf download` has made.",
+        "To begin with, on machines of several kinds:",
     ]
     for each in entry.recommended:
         lines += ["", f"On {_machines(each)}:", f"  {command(entry, each)}"]

@@ -19,7 +19,7 @@ FORBIDDEN_METHODS = {"literal_eval", "unsafe_load", "full_load", "yaml.load", "t
 
 ALL_FILES = sorted(
     path
-    for folder in ("hex_llm", "tests", "benchmarks", "training", "examples", "scripts")
+    for folder in ("hex_llm", "tests", "benchmarks", "training", "examples", "notebooks", "scripts")
     for path in (PROJECT / folder).rglob("*.py")
 )
 # Where what is asked for is the time of day, and nothing waits for it.

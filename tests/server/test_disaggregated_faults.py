@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import write_llama
+from tests.faults.suite import record
 from tests.server.disaggregated import checked_server, settled
 from tests.server.replicas import (
     Load,
@@ -155,7 +156,11 @@ def disturb(
     assert Load(server, bodies(f"{salt} again")).answers() == undisturbed
     after = settled(server)
     assert (after.transfers - middle.transfers, after.lost) == (NUM_ASKED, middle.lost)
-    print(f"up again after {back:.1f} s")
+    name = signal.Signals(number).name
+    record(
+        "F29",
+        f"{name} of engine {victim} {situation}: {NUM_ASKED} of {NUM_ASKED} as undisturbed, up after {back:.1f} s",
+    )
 
 
 def test_undisturbed_engines_of_two_kinds_answer_as_one(one_and_one, undisturbed):
