@@ -1,7 +1,7 @@
 """API keys: who may use the server.
 
 Keys are kept as SHA-256 digests, and a key that comes is compared with all of them, so that the time it takes tells
-nothing. Nothing here ever names a key: a key's id is the first eight hex digits of its digest.
+nothing. Nothing here ever names a key: a key's id is its digest in hex, of which logs have the beginning.
 """
 
 import hashlib
@@ -64,7 +64,7 @@ class Keys:
             known |= hmac.compare_digest(each, digest)
         if not known:
             raise Unauthorized("The API key is not one of this server's.")
-        return digest.hex()[:8]
+        return digest.hex()
 
 
 def _digest(key: str) -> bytes:

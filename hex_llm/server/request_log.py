@@ -14,6 +14,7 @@ from hex_llm.server.state import Server
 logger = logging.getLogger(__name__)
 
 _EVERY_S = 10.0
+_KEY_DIGITS = 8  # of a key's id
 _ADAPTER_DIGITS = 12  # of an adapter's identity
 _PROMPT_TOKENS = 64  # of a prompt, in a verbose log
 
@@ -33,7 +34,7 @@ def log_request(server: Server, exchange: Exchange, outcome: str, code: str | No
     if exchange.label != exchange.request_id:
         parts.append(f"label={exchange.label}")
     if exchange.key_id:
-        parts.append(f"key={exchange.key_id}")
+        parts.append(f"key={exchange.key_id[:_KEY_DIGITS]}")
     if generation := exchange.generation:
         answers = generation.answers
         prompts = [answer for answer in answers if answer.completion.index == 0]

@@ -15,7 +15,7 @@ def write(tmp_path, content: str | bytes) -> Config:
 
 
 def key_id(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()[:8]
+    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def test_without_keys_everybody_is_served():
