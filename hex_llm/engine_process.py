@@ -78,7 +78,8 @@ def _live(task: Task, index: int, hosts: Sequence[EngineHost], key: bytes) -> in
         host.run(engine, ready)
     except OutOfMemory as error:
         logger.critical("%s", error)
-        host.tell(Failed(error.exit_code))  # the exit code of the server, if this was its last engine
+        host.tell_state(engine)  # which counts that
+        _fail(hosts, error.exit_code)  # with which the server ends, if these are its last engines
     except Exception:
         logger.critical("A step failed, and the engine with it.", exc_info=True)
     return ENGINE_DIED

@@ -33,7 +33,7 @@ POINTS: Mapping[str, tuple[str, ...]] = {
     "device.program": (OUT_OF_MEMORY,),  # for each program that is compiled
     "device.step": (OUT_OF_MEMORY,),  # in a step, when the KV cache has been given to it
     "device.blocks": (NAN,),  # for each step; what is in blocks that nobody has becomes NaN
-    "frames.read": (DROP,),  # for each message between an HTTP process and an engine
+    "frames.read": (DROP,),  # for each message of a numbered connection: of engines, hosts and blocks on their way
     "source.open": (SLEEP, RESET, "429", "503"),  # for each question to a server that has files
     "source.write": (FLIP,),  # for each piece of a file that has come, one of whose bits changes
     "text.job": (RAISE, KILL, SLEEP),  # for each prompt that the text process encodes
@@ -51,14 +51,16 @@ class _Fault:
         self._first, self._last, self._share = first, last, share
         self._times = itertools.count(1)
         self._lots = random.Random(0)
+        self._lock = threading.Lock()
 
     def reach(self, point: str) -> str | None:
-        time_now = next(self._times)
-        if not (self._first <= time_now <= self._last and self._lots.random() < self._share):
-            return None
+        with self._lock:
+            number = next(self._times)
+            if not (self._first <= number <= self._last and self._lots.random() < self._share):
+                return None
         match self.action:
             case "raise":
-                raise InjectedFault(f"{VARIABLE} wants {point} to fail here, the time that is its {time_now}th.")
+                raise InjectedFault(f"{VARIABLE} wants {point} to fail here, at time {number}.")
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "sleep":
@@ -70,8 +72,7 @@ def reach(point: str) -> str | None:
     """Has happen what is wanted at a point, or returns what whoever has come there is to do."""
     if not ARE_SET or (fault := _faults().get(point)) is None:
         return None
-    with _LOCK:
-        return fault.reach(point)
+    return fault.reach(point)
 
 
 def parse(text: str) -> dict[str, _Fault]:
@@ -117,6 +118,3 @@ def _parse_when(text: str) -> tuple[int, float, float]:
 @functools.cache
 def _faults() -> dict[str, _Fault]:
     return parse(os.environ.get(VARIABLE, ""))
-
-
-_LOCK = threading.Lock()

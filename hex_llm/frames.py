@@ -83,7 +83,9 @@ def read_one(connection: socket.socket, schema: Any, seal: Seal | Numbering | No
     length = int.from_bytes(head)
     _check_length(length)
     rest = read_bytes(connection, length + (seal.size if seal else 0))
-    return next(Decoder[Any](schema, seal).feed(head + rest))
+    for message in Decoder[Any](schema, seal).feed(head + rest):
+        return message
+    raise Broken("A message was lost.")  # which only a fault on purpose can do
 
 
 def read_bytes(connection: socket.socket, number: int, deadline: float = math.inf) -> bytes:

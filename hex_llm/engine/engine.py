@@ -161,8 +161,12 @@ class Engine:
         logger.error("A step found no memory on the device; all that runs is computed again. %s", error)
         self._rebuilt_at = time.monotonic()
         self._in_flight.clear()
-        self._runner.reset()
+        try:
+            self._runner.reset()
+        except OutOfDeviceMemory as again:
+            raise OutOfMemory(f"The device has no memory for the KV cache any more: {again}") from again
         self._scheduler.restart()
+        self.is_stuck = False  # as it may have been before the step that failed
 
     def _end_without(self, adapter: str) -> list[str]:
         """Ends the requests that wait for an adapter which cannot be had."""

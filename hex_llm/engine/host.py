@@ -155,10 +155,12 @@ class EngineHost:
                 if engine.is_idle and now - last_check >= _CHECK_S:
                     last_check = now
                     self._check(engine)
-                self.tell(self._alive(engine))
+                self.tell_state(engine)
 
-    def _alive(self, engine: Engine) -> Alive:
-        return Alive(engine.stats(), self._late_compiles, self._late_compile_seconds, self._invariant_violations)
+    def tell_state(self, engine: Engine) -> None:
+        """A sign of life, with what there is to count."""
+        counts = self._late_compiles, self._late_compile_seconds, self._invariant_violations
+        self.tell(Alive(engine.stats(), *counts))
 
     def _check(self, engine: Engine) -> None:
         """Looks whether an idle engine has lost anything. That is told and counted; most of it can still be served."""

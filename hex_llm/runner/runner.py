@@ -79,9 +79,11 @@ class DeviceRunner:
         for array in jax.tree.leaves((self._kv, self._slots, self._history)):
             if not array.is_deleted():
                 array.delete()  # there is no room for two
-        self._make_empty()
+        with asking(OutOfDeviceMemory):
+            self._make_empty()
 
     def spoil(self, blocks: Sequence[int]) -> None:
+        assert self._followers is None, "other hosts are not told"
         chosen = np.zeros(self._shapes.num_pages, bool)
         chosen[list(blocks)] = True
         self._kv = _spoilt(self._kv, chosen)

@@ -175,7 +175,8 @@ class _Protocol(H11Protocol):
         """Drops the connection with what was not sent yet. Without the option the kernel would go on offering it, up to
         megabytes for each connection, to a client that does not read for as long as that client likes.
         """
-        if (connection := self.transport.get_extra_info("socket")) is not None:  # else it is closed already
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None and connection.fileno() >= 0:  # else it is closed already
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DROP)
         self.transport.abort()
 

@@ -18,7 +18,7 @@ from hex_llm.launch.cluster import Cluster, cluster_key, on_ray, several_hosts, 
 from hex_llm.launch.fleet import Fleet
 from hex_llm.process import CLUSTER_KEY, hold_signals
 from hex_llm.server.port_owner import port_owner
-from hex_llm.server.start_checks import check_faults, check_files, check_keys, check_open_files
+from hex_llm.server.start_checks import check_faults, check_files, check_keys, check_no_faults, check_open_files
 from hex_llm.server.supervise import supervise
 
 BACKLOG = 2048
@@ -28,6 +28,8 @@ def serve(config: Config) -> int:
     """Serves until it is told to stop; returns the exit code."""
     os.umask(0o077)
     where = None
+    if config.num_hosts > 1:
+        check_no_faults(config)
     if config.num_hosts > 1 and config.worker_distributed_method == "mp":
         where = find_place(config, os.environ)
         if where.rank > 0:

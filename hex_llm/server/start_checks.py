@@ -55,6 +55,14 @@ def check_faults(config: Config, listener: socket.socket) -> None:
     logger.warning("%s=%s: parts of this server fail on purpose.", faults.VARIABLE, text)
 
 
+def check_no_faults(config: Config) -> None:
+    """On each of several hosts: those that follow do not know whether the server has users."""
+    if os.environ.get(faults.VARIABLE):
+        raise ConfigError(
+            f"{faults.VARIABLE} is set, with --num_hosts={config.num_hosts}: faults on purpose are for one host."
+        )
+
+
 def check_open_files(config: Config) -> None:
     """Has the limit on open files be what the connections need, as far as it may be raised."""
     needed = config.max_connections + _OTHER_FILES

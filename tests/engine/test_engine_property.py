@@ -9,7 +9,7 @@ from hex_llm.engine.limits import most_blocks
 from hex_llm.engine.request import FinishReason
 from hex_llm.engine.step import OutOfDeviceMemory
 from hex_llm.errors import EngineDead, OutOfMemory
-from tests.engine.fakes import VOCAB, alone, bring, logprobs_alone, make_engine, make_request
+from tests.engine.fakes import VOCAB, alone, bring, drain, logprobs_alone, make_engine, make_request
 
 NUM_SETTINGS = 500
 FAULTS = ("dispatch", "read", "read end")
@@ -79,6 +79,10 @@ def step_in_spite_of_interrupts(engine):
         except KeyboardInterrupt:
             engine.check()
             assert not engine.is_dead
+
+
+def lose_memory(where: str) -> None:
+    raise OutOfDeviceMemory("no room")
 
 
 def step_for_ever(engine):
@@ -207,6 +211,7 @@ def test_a_device_that_loses_its_memory_loses_nobody_an_answer(setting, monkeypa
         for output in engine.step():
             told[output.request_id].append(output)
         engine.check()
+        assert engine.waits_for_others or not (engine.is_stuck and engine.has_work), "nobody would call it again"
         if not engine.has_work and step > 5:
             break
     assert not engine.has_work
@@ -239,13 +244,34 @@ def test_memory_that_is_lost_a_second_time_too_soon_ends_the_engine(where):
         engine.step()
 
 
+def test_an_engine_that_waited_for_an_adapter_goes_on_when_memory_is_lost():
+    engine, runner = make_engine(rebuilds=True, num_adapters=2)
+    request = make_request([1, 2, 3], 5, adapter="lora")
+    engine.add(request)
+    assert engine.step() == []
+    assert engine.is_stuck
+    bring(engine)
+    runner.fault = lose_memory
+    assert engine.step() == []
+    assert not engine.is_stuck
+    runner.fault = lambda where: None
+    tokens = [token for output in drain(engine) for token in output.tokens]
+    assert tokens == alone(request)
+
+
+def test_a_device_without_memory_for_a_new_cache_ends_the_engine(monkeypatch):
+    engine, runner = make_engine(rebuilds=True)
+    runner.fault = lose_memory
+    monkeypatch.setattr(runner, "reset", lambda: lose_memory("reset"))
+    engine.add(make_request([1]))
+    with pytest.raises(OutOfMemory, match="no memory for the KV cache any more: no room"):
+        engine.step()
+    assert engine.is_dead
+
+
 def test_an_engine_that_does_not_rebuild_ends_when_memory_is_lost():
     engine, runner = make_engine()
-
-    def fault(where: str) -> None:
-        raise OutOfDeviceMemory("no room")
-
-    runner.fault = fault
+    runner.fault = lose_memory
     engine.add(make_request([1]))
     with pytest.raises(OutOfMemory, match="no memory on the device: no room"):
         engine.step()

@@ -23,4 +23,5 @@ def record(scenario: str, figure: str) -> None:
     print(f"{scenario}: {figure}")
     if path := os.environ.get(FIGURES):
         with Path(path).open("a") as file:
-            file.write(json.dumps({"scenario": scenario, "figure": figure}) + "\n")
+            test = os.environ["PYTEST_CURRENT_TEST"].partition("::")[0]
+            file.write(json.dumps({"scenario": scenario, "file": test, "figure": figure}) + "\n")

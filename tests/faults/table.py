@@ -1,8 +1,8 @@
-"""Writes what `scripts/faults` has measured into the table of docs/reliability.md.
+"""Takes what `scripts/faults` has measured into figures.json, and writes the table of docs/reliability.md from that.
 
-    .venv/bin/python -m tests.faults.table FIGURES
+    .venv/bin/python -m tests.faults.table MEASURED FAILED
 
-A scenario that was not run keeps the figure it has.
+FAILED is pytest's list of tests that failed last: of a file with one of them, nothing is taken.
 """
 
 import json
@@ -13,26 +13,32 @@ from pathlib import Path
 from tests.faults.scenarios import SCENARIOS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+FIGURES = Path(__file__).with_name("figures.json")
 HEAD = "| | what is done | what must come of it | measured | command |\n|---|---|---|---|---|\n"
 _TABLE = re.compile(re.escape(HEAD) + r"(?:\|.*\n)*")
-NOT_RUN = "not run at full size yet"
+
+type Figures = dict[str, dict[str, list[str]]]  # by scenario and file of tests
 
 
-def rows(page: str) -> dict[str, list[str]]:
-    """The cells of each scenario."""
-    found = _TABLE.search(page)
-    assert found, f"{PAGE} has no table of scenarios"
-    lines = found[0].splitlines()[2:]
-    return {cells[0]: cells for cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)}
+def take(figures: Figures, measured: list[dict[str, str]], failed: set[str]) -> None:
+    """Has new figures of a file take the place of its old ones."""
+    names = {scenario.name for scenario in SCENARIOS}
+    new: Figures = {}
+    for entry in measured:
+        assert entry["scenario"] in names, f"there is no scenario {entry['scenario']}"
+        if entry["file"] not in failed:
+            new.setdefault(entry["scenario"], {}).setdefault(entry["file"], []).append(entry["figure"])
+    for name, files in new.items():
+        figures.setdefault(name, {}).update(files)
 
 
-def table(figures: dict[str, list[str]], page: str) -> str:
-    """The page with these figures in its table."""
-    before = rows(page)
+def with_table(page: str, figures: Figures) -> str:
     lines = []
     for name, done, must, tests in SCENARIOS:
-        seen = "; ".join(dict.fromkeys(figures.get(name, ()))) or (before[name][3] if name in before else NOT_RUN)
-        lines.append(f"| {name} | {done} | {must} | {seen.replace('|', '/')} | `{command(tests)}` |\n")
+        files = figures.get(name, {})
+        seen = dict.fromkeys(each for file in sorted(files) for each in files[file])
+        measured = "; ".join(seen).replace("|", "/") or "not run at full size yet"
+        lines.append(f"| {name} | {done} | {must} | {measured} | `{command(tests)}` |\n")
     return _TABLE.sub(lambda _: HEAD + "".join(lines), page)
 
 
@@ -40,12 +46,13 @@ def command(tests: str) -> str:
     return f"scripts/faults {' '.join(f'tests/{each}' for each in tests.split())}"
 
 
-def main(path: str) -> None:
-    figures: dict[str, list[str]] = {}
-    for line in Path(path).read_text().splitlines():
-        entry = json.loads(line)
-        figures.setdefault(entry["scenario"], []).append(entry["figure"])
-    PAGE.write_text(table(figures, PAGE.read_text()))
+def main(measured: str, failed: str) -> None:
+    entries = [json.loads(line) for line in Path(measured).read_text().splitlines()]
+    tests = json.loads(Path(failed).read_text()) if Path(failed).exists() else {}
+    figures: Figures = json.loads(FIGURES.read_text())
+    take(figures, entries, {test.partition("::")[0] for test in tests})
+    FIGURES.write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n")
+    PAGE.write_text(with_table(PAGE.read_text(), figures))
 
 
 if __name__ == "__main__":

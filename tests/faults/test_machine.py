@@ -114,7 +114,7 @@ def test_a_disk_without_room_for_the_log_and_the_cache_is_done_without(folder, a
     with limited(folder, tmp_path / "log", resource.RLIMIT_FSIZE, 1000, *FLAGS, keep(own)) as server:
         for _ in range(20):  # each a line in the log
             assert text(server) == answer
-        assert load(server, sized(2, 10)) <= IDLE
+        assert load(server, sized(5, 10)) <= IDLE
         assert server.get("/ping").status_code == 200
     assert (tmp_path / "log").stat().st_size <= 1000
     assert all(not path.exists() or path.stat().st_size <= 1000 for path in missing)
@@ -180,8 +180,8 @@ def test_a_clock_that_jumps_an_hour_changes_nothing(folder, answer, cache, tmp_p
             created = server.post("/v1/completions", BODY).json()["created"]
             assert abs(created - now - 3600 * hours) < 60, "the clock did not jump"
             assert text(server) == answer
-            assert load(server, sized(1, 5)) <= IDLE
             assert server.get("/ping").status_code == 200
         metrics = server.metrics()
         assert metrics["hexllm:engine_last_step_age_seconds"] < 60
+        assert load(server, 5) <= IDLE
     record("F35", "the clock an hour ahead, then back, then right: all is served, and nothing ends")

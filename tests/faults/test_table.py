@@ -1,19 +1,20 @@
 """The page tells of every scenario, and every scenario is held by tests that are there."""
 
+import json
 from pathlib import Path
 
+import pytest
+
 from tests.faults.scenarios import SCENARIOS
-from tests.faults.table import HEAD, PAGE, command, rows, table
+from tests.faults.table import FIGURES, PAGE, take, with_table
 
 TESTS = Path(__file__).parents[1]
 
 
-def test_the_page_has_a_row_for_every_scenario_as_it_is_held():
-    told = rows(PAGE.read_text())
-    assert [*told] == [scenario.name for scenario in SCENARIOS]
-    for name, done, must, tests in SCENARIOS:
-        assert told[name][1:3] == [done, must]
-        assert told[name][4] == f"`{command(tests)}`"
+def test_the_page_has_every_scenario_with_its_figures():
+    page = PAGE.read_text()
+    assert page == with_table(page, json.loads(FIGURES.read_text())), "run: scripts/faults"
+    assert all(f"| {scenario.name} | {scenario.done} |" in page for scenario in SCENARIOS)
 
 
 def test_the_tests_of_every_scenario_measure_it():
@@ -23,10 +24,10 @@ def test_the_tests_of_every_scenario_measure_it():
         assert any(f'"{name}"' in file.read_text() for file in files), f"nothing in {tests} records {name}"
 
 
-def test_new_figures_take_the_place_of_old_ones_and_others_stay():
-    page = f"above\n\n{HEAD}| F1 | old | old | once | old |\n| F2 | old | old | twice | old |\n\nbelow\n"
-    changed = table({"F1": ["5 of 5", "5 of 5", "a | b"]}, page)
-    told = rows(changed)
-    assert [told["F1"][3], told["F2"][3], told["F3"][3]] == ["5 of 5; a / b", "twice", "not run at full size yet"]
-    assert changed.startswith("above\n\n")
-    assert changed.endswith("|\n\nbelow\n")
+def test_new_figures_of_a_file_take_the_place_of_its_old_ones_unless_it_failed():
+    figures = {"F1": {"a": ["old"], "b": ["old"], "c": ["old"]}}
+    measured = [{"scenario": "F1", "file": file, "figure": f"new {file}"} for file in ("a", "b")]
+    take(figures, measured, {"b"})
+    assert figures == {"F1": {"a": ["new a"], "b": ["old"], "c": ["old"]}}
+    with pytest.raises(AssertionError, match="no scenario F99"):
+        take(figures, [{"scenario": "F99", "file": "a", "figure": ""}], set())
