@@ -186,7 +186,7 @@ class Config:
     worker_distributed_method: Literal["mp", "ray"] = _engine(
         "mp",
         "How engine processes are started: by this command itself (mp), or on a Ray cluster: the one that RAY_ADDRESS"
-        " names, else one that is started here. Ray is an extra: pip install 'hex-llm[ray]'.",
+        " names, else one that is started here. Ray is an extra: pip install '.[ray]' in a checkout.",
     )
     enable_jit: bool = _engine(True, "Compile the steps. Off only to debug a model: it is many times slower.")
     warmup: bool = _engine(

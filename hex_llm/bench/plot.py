@@ -17,7 +17,7 @@ _AXES = {
 def check_plot(path: Path) -> None:
     """Says before the run whether the picture could be written after it."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib: pip install 'hex-llm[plot]'.")
+        raise ConfigError("--plot needs matplotlib: pip install '.[plot]' in a checkout.")
     if path.suffix.lower() != ".png":
         raise ConfigError(f"--plot={path} must be the name of a .png file.")
     if not path.absolute().parent.is_dir():

@@ -160,8 +160,8 @@ def devices_of(topology: str) -> Sequence[Any]:
     except Exception as error:
         said = str(error).strip().partition("\n")[0]
         raise ConfigError(
-            f"The TPU compiler gives no topology {topology}: {said}. It comes with libtpu: pip install 'hex-llm[tpu]', "
-            "or in this repository scripts/setup tpu and then .venv-tpu/bin/python."
+            f"The TPU compiler gives no topology {topology}: {said}. It comes with libtpu: in a checkout,"
+            " scripts/setup tpu and then .venv-tpu/bin/python."
         ) from error
 
 

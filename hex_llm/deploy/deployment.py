@@ -89,6 +89,11 @@ def _machine(model: str, machine_type: str | None, recommended: Recommendation |
 
 
 def _arguments(model: str, machine: Machine, recommended: Recommendation | None) -> tuple[str, ...]:
+    if recommended is None and find(model.partition("@")[0]) and machine.platform != "cpu":
+        raise ConfigError(
+            f"No flags are known for {model} on {machine.name}: give them behind --, as"
+            f" `hex-llm plan {model} --machine={machine.name}` has them."
+        )
     flags = recommended.flags if recommended else {"tensor_parallel_size": max(machine.devices, 1)}
     by_name = {flag.name: flag for flag in flags_of(Config)}
     shown = (by_name[name].show(value) for name, value in flags.items())

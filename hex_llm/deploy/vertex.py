@@ -122,7 +122,7 @@ def deploy(calls: Sequence[Call], environment: Mapping[str, str]) -> Any:
         from google.cloud import aiplatform
     except ImportError as error:
         raise ConfigError(
-            f"Vertex AI's SDK is an extra: pip install 'hex-llm[vertex]'; --dry_run does without. ({error})"
+            f"Vertex AI's SDK is an extra: pip install '.[vertex]' in a checkout; --dry_run does without. ({error})"
         ) from None
     names: dict[str, Any] = {"aiplatform": aiplatform}
     for call in calls:

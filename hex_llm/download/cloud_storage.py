@@ -31,7 +31,7 @@ class BucketSource:
         try:
             import google_crc32c  # noqa: F401 (for digests; what is missing is told now)
         except ImportError:
-            raise ConfigError(f"{reference} needs an extra: pip install 'hex-llm[gcs]'.") from None
+            raise ConfigError(f"{reference} needs an extra: pip install '.[gcs]' in a checkout.") from None
         self._reference = reference
         name = "--".join(["gs", reference.bucket, hashlib.sha256(reference.path.encode()).hexdigest()[:16]])
         self.store = Store(cache / name, cache / ".locks" / f"{name}.lock")

@@ -56,7 +56,8 @@ def on_ray(config: Config) -> Cluster:
         from hex_llm.launch.ray_launcher import RayLauncher, connect, devices_of_cluster
     except ImportError as error:
         raise ConfigError(
-            f"--worker_distributed_method=ray needs Ray, which is not installed ({error}): pip install 'hex-llm[ray]'."
+            f"--worker_distributed_method=ray needs Ray, which is not installed ({error}): pip install '.[ray]' in a"
+            " checkout."
         ) from None
     address = connect(config.num_engines * config.num_hosts)
     platform, available = devices_of_cluster(config.num_hosts)

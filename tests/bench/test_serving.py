@@ -256,7 +256,7 @@ def test_the_result_has_a_name_of_its_own(tmp_path, capsys):
 
 def test_a_picture_without_matplotlib_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=re.escape("--plot needs matplotlib: pip install 'hex-llm[plot]'.")):
+    with pytest.raises(ConfigError, match=re.escape("--plot needs matplotlib: pip install '.[plot]' in a checkout.")):
         main(["--plot", str(tmp_path / "a.png")])
 
 

@@ -196,7 +196,7 @@ def test_without_a_model_an_image_or_a_machine_it_says_what_to_give(capsys):
 def test_without_the_sdk_the_extra_is_named(monkeypatch, capsys):
     without_sdk(monkeypatch)
     assert cli.main(BASE) == 2
-    assert "pip install 'hex-llm[vertex]'" in capsys.readouterr().err
+    assert "pip install '.[vertex]' in a checkout" in capsys.readouterr().err
 
 
 def test_the_machines_of_the_catalog_are_known():
