@@ -16,7 +16,7 @@ from tests.server.servers import free_port
 def test_ray_is_asked_for_where_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "hex_llm.launch.ray_launcher", raising=False)
-    with pytest.raises(ConfigError, match=r"--worker_distributed_method=ray needs Ray.*pip install '.\[ray\]' in a checkout"):
+    with pytest.raises(ConfigError, match=r"needs Ray, which is not installed .*: pip install '.\[ray\]' in a"):
         on_ray(Config(worker_distributed_method="ray"))
 
 
