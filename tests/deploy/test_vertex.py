@@ -156,7 +156,7 @@ def test_every_known_model_can_be_deployed_by_its_name(entry, capsys):
         (["--", "--block_size=7"], "--block_size=7 is not one of"),
         (["--", "--model=a/b"], "'google/gemma-2-9b-it' and --model=a/b name two models"),
         (["--", "--tensor_parallel_size=8"], "num_request_devices 8 > num_available_devices 4"),
-        (["--machine-type=ct6e-standard-1t"], "No flags are known for google/gemma-2-9b-it on ct6e-standard-1t: give them"),
+        (["--machine-type=ct6e-standard-1t"], "No flags are known for google/gemma-2-9b-it on ct6e-standard-1t"),
         (["--", "--num_hosts=2", "--host_rank=1"], "--host_rank=1: all hosts get the same flags"),
         (["--", "--num_hosts=3"], "There is no slice of 3 machines ct5lp-hightpu-4t."),
         (["--tpu-topology=4x4"], "--tpu_topology=4x4 is of 16 chips; 1 of ct5lp-hightpu-4t (--num_hosts=1) have 4."),
