@@ -33,6 +33,7 @@ class Answer:
     completion: Completion
     detokenizer: Detokenizer
     num_cached: int = 0  # tokens of the prompt found in the prefix cache
+    num_preemptions: int = 0  # times that it gave way, with the engine that has it now
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     failure: HexError | None = None  # what the completion's error says
     _unread: list[str] = field(default_factory=list)
@@ -68,6 +69,7 @@ class Answer:
         completion = self.completion
         if not completion.token_ids:  # who goes on with the answer may not know
             self.num_cached = output.num_cached
+        self.num_preemptions = output.num_preemptions
         completion.token_ids += output.tokens
         text = self.detokenizer.push(self._visible(output))
         if output.logprobs and completion.logprobs is not None:

@@ -59,6 +59,7 @@ class EngineClient:
         self._sinks: dict[str, Sink] = {}
         self._heard = time.monotonic()
         self._compiling = True
+        self._ignored = False
         self._protocol = FrameProtocol[FromEngine](FromEngine, self._take, self._lose)
 
     async def connect(self, channel: Channel) -> None:
@@ -94,6 +95,10 @@ class EngineClient:
     def close(self) -> None:
         self._protocol.close()
 
+    def ignore(self) -> None:
+        """From now on, whatever the engine says is left unheard; its connection stays."""
+        self._ignored = True
+
     def give_up(self) -> None:
         """Counts the engine as lost, whatever it still says, and ends the connection."""
         self._lose()
@@ -104,7 +109,7 @@ class EngineClient:
         return time.monotonic() - self._heard, self._compiling
 
     def _take(self, message: FromEngine) -> None:
-        if self.lost:  # given up, and it goes on talking
+        if self.lost or self._ignored:  # given up, and it goes on talking
             return
         self._heard = time.monotonic()
         match message:

@@ -15,6 +15,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: tuple[TokenLogprobs, ...] | None = None  # one per token, where asked for
     finish_reason: FinishReason | None = None  # set on the last output of a request
     num_cached: int = 0  # tokens of the prompt that were not computed again
+    num_preemptions: int = 0  # times that it has given way so far
     # With the first token, where asked for: one entry per token of the prompt, None for the first.
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 

@@ -4,7 +4,9 @@ A request has `num_tokens` and `num_computed`, and a step closes some of the gap
 before it has been read, so `schedule` counts a slice as computed at once, and `update` fills in the tokens later.
 
 First come, first served: whatever runs came before whatever waits. Memory that runs out is taken from the youngest,
-which starts again later with its output kept; the oldest never gives way, so there is always progress.
+which starts again later with its output kept; the oldest never gives way, so there is always progress. Nobody gives way
+for ever: after a few times a request is lasting, and when it runs again others give way for it, older ones too. As many
+of these run at a time as there is memory for, whatever they come to need.
 
 A sequence that grows beyond `Limits.rope_switch` is computed anew, because all its keys are rotated otherwise then.
 
@@ -31,6 +33,8 @@ from hex_llm.engine.output import Output, Stats
 from hex_llm.engine.request import FinishReason, Request, TokenLogprobs
 from hex_llm.engine.step import Logprobs, Slice, StepResult
 
+MOST_PREEMPTIONS = 4  # of a request, for want of memory
+
 
 @dataclass(slots=True)
 class _Plan:
@@ -39,6 +43,7 @@ class _Plan:
     tokens: int  # that still fit
     prefills: int  # that still fit
     promised: int = 0  # blocks that requests which sit this step out are waiting for
+    kept: int = 0  # blocks for lasting requests whose turn is still to come
     slices: list[Slice] = field(default_factory=list)
 
 
@@ -48,6 +53,7 @@ class Scheduler:
         self.adapters = adapters or Adapters(0)
         self.pool = BlockPool(limits.num_blocks)
         self.running: dict[str, Request] = {}  # oldest first
+        self._lasting: dict[str, Request] = {}  # of those that run: they give way no more
         self.waiting: OrderedDict[str, Request] = OrderedDict()  # oldest first
         self._slots = list(reversed(range(limits.max_running)))
         self._num_scheduled = 0  # steps
@@ -117,13 +123,15 @@ class Scheduler:
             # The youngest first: each goes to the front of those that wait.
             for request in reversed(list(self.running.values())):
                 if request.num_pending and self._outgrown(request):
-                    self._preempt(request)
+                    self._put_back(request)
         running = list(self.running.values())
         if self.limits.reach is not None:
             for request in running:
                 self._give_back(request)
             self.pool.reclaim(self._num_read)
         plan = _Plan(tokens=self._step_tokens(running), prefills=self.limits.max_prefills)
+        if self._lasting:
+            self._keep_room(plan)
         if self.limits.chunked:
             self._advance(plan, running)
             self._admit(plan)
@@ -155,7 +163,9 @@ class Scheduler:
                 # The prefix may be what is broken: nobody else shall meet it.
                 self.pool.forget(request.keys)
                 self.finish(request, FinishReason.ERROR)
-                outputs.append(Output(request.id, (), None, request.finish_reason, request.num_cached))
+                outputs.append(
+                    Output(request.id, (), None, request.finish_reason, request.num_cached, request.num_preemptions)
+                )
                 continue
             if request.slot >= 0 and self.limits.prefix_caching:
                 self._remember(request, piece.start, piece.start + piece.length)
@@ -174,13 +184,13 @@ class Scheduler:
             request.num_in_flight = 0
         self._num_read = self._num_scheduled
         for request in reversed(list(self.running.values())):  # the youngest first, as in `schedule`
-            self._preempt(request)
+            self._put_back(request)
         self.pool.reclaim(self._num_read)
         self.pool.forget_all()
 
     def preempt_youngest(self) -> None:
-        """As if its memory were wanted; nothing, where that would leave nobody to want it."""
-        if len(self.running) > 1 and not (youngest := next(reversed(self.running.values()))).is_coming:
+        """As if its memory were wanted; nothing, where that would leave nobody to want it, or it never is any more."""
+        if len(self.running) > 1 and self._next_victim() is (youngest := next(reversed(self.running.values()))):
             self._preempt(youngest)
 
     def stats(self) -> Stats:
@@ -203,6 +213,8 @@ class Scheduler:
         owned = (request.blocks[request.num_freed :] for request in self.running.values())
         self.pool.check(itertools.chain(owned, self.held.values()))
         assert self.coming.items() <= self.running.items(), "a request waits for its blocks and has none"
+        lasting = {name for name, each in self.running.items() if each.num_preemptions >= MOST_PREEMPTIONS}
+        assert self._lasting.keys() == lasting, "one that gives way no more might have to"
         self._making.check(self.running)
         self.adapters.check(self.running.values(), self.waiting.values())
         for request in self.running.values():
@@ -237,20 +249,41 @@ class Scheduler:
             if self._grow(plan, request, request.num_computed + length):
                 self._take(plan, request, length, pending, num_old_blocks)
 
+    def _keep_room(self, plan: _Plan) -> None:
+        """Has others give way for what lasting requests can take of this step, before anybody has a slice of it."""
+        for request in self._lasting.values():
+            length = min(request.num_pending, plan.tokens)
+            plan.kept += self._num_lacking(request, request.num_computed + length)
+        while plan.kept > self.pool.num_free + self.pool.num_retired and (victim := self._next_victim()):
+            self._preempt(victim)
+
+    def _next_victim(self) -> Request | None:
+        """Who gives way next. One whose blocks are being filled has nothing to give but what another engine has done
+        for it."""
+        able = (each for each in reversed(self.running.values()) if not (each.is_coming or each.id in self._lasting))
+        return next(able, None)
+
+    def _num_lacking(self, request: Request, num_tokens: int) -> int:
+        return max(-(-num_tokens // self.limits.block_size) - len(request.blocks), 0)
+
     def _grow(self, plan: _Plan, request: Request, num_tokens: int) -> bool:
         """Gets a request the blocks for `num_tokens` tokens. Where it cannot have them now it sits this step out:
-        either memory comes back when a step under way has been read, or it is the one that gave way.
+        either memory comes back when a step under way has been read, or what another engine fills has come, or it is
+        the one that gave way.
         """
-        need = -(-num_tokens // self.limits.block_size) - len(request.blocks)
-        if need <= 0:
+        need = self._num_lacking(request, num_tokens)
+        if not need:
             return True
-        while need > self.pool.num_free + self.pool.num_retired - plan.promised:
-            # One whose blocks are being filled has nothing to give but what another engine has done for it.
-            victim = next(each for each in reversed(self.running.values()) if not each.is_coming)
+        if request.id in self._lasting:
+            plan.kept -= need
+        while need > self.pool.num_free + self.pool.num_retired - plan.promised - plan.kept:
+            victim = self._next_victim()
+            if victim is None:
+                break
             self._preempt(victim)
             if victim is request:
                 return False
-        if need > self.pool.num_free:
+        if need > self.pool.num_free - plan.kept:
             plan.promised += need
             return False
         request.blocks += self.pool.allocate(need)
@@ -278,7 +311,7 @@ class Scheduler:
                 break
             if self.pool.num_free <= len(self.running):  # as `acquire` would find, but for a long prompt late
                 break
-            if not self.adapters.has(request):
+            if not (self.adapters.has(request) and self._may_last(request)):
                 continue
             if self._outgrown(request):
                 request.is_long, request.keys = True, []
@@ -306,18 +339,30 @@ class Scheduler:
             pending = request.num_pending
             self._take(plan, request, min(pending, plan.tokens), pending, num_old_blocks=0)
 
+    def _may_last(self, request: Request) -> bool:
+        """Whether memory is enough for all that lasting requests can come to need, if this is to be one of them."""
+        if request.num_preemptions < MOST_PREEMPTIONS:
+            return True
+        size, most = self.limits.block_size, self.limits.most_blocks
+        lasting = (*self._lasting.values(), request)
+        needs = (min(-(-(len(each.prompt) + each.max_output) // size), most) for each in lasting)
+        return sum(needs) <= self.pool.num_blocks
+
     def _start(self, request: Request, blocks: list[int], num_found: int) -> None:
         """Makes a request one of those that run. The first so many of its blocks are computed."""
         del self.waiting[request.id]
         self.running[request.id] = request
+        if request.num_preemptions >= MOST_PREEMPTIONS:
+            self._lasting[request.id] = request
         request.slot = self._slots.pop()
         self.adapters.begin(request)
         request.blocks, request.num_freed = blocks, blocks.count(0)
         request.num_computed = num_found * self.limits.block_size
-        if not request.num_preemptions:
+        is_first, request.has_begun = not request.has_begun, True
+        if is_first:
             self._begun.append(request.id)
         # One that brings a part of its answer was counted where that was computed, or is.
-        if self.limits.prefix_caching and not (request.num_preemptions or request.output or request.source):
+        if self.limits.prefix_caching and is_first and not (request.output or request.source):
             self._num_prefix_queries += len(request.prompt)
             self._num_prefix_hits += request.num_computed
             request.num_cached = request.num_computed // self.limits.prefix_unit * self.limits.prefix_unit
@@ -345,10 +390,14 @@ class Scheduler:
         request.num_in_flight += samples
 
     def _preempt(self, request: Request) -> None:
-        """Takes a request's memory away. It starts again, output kept, ahead of all that wait."""
+        """Takes a request's memory away, for others."""
+        request.num_preemptions += 1
+        self._put_back(request)
+
+    def _put_back(self, request: Request) -> None:
+        """Has a request start again, output kept, ahead of all that wait."""
         self._stop(request)
         request.num_computed = 0
-        request.num_preemptions += 1
         request.last_step = self._num_scheduled
         self._num_preemptions += 1
         self.waiting[request.id] = request
@@ -360,6 +409,7 @@ class Scheduler:
         that was handed over until they are taken.
         """
         del self.running[request.id]
+        self._lasting.pop(request.id, None)
         self._slots.append(request.slot)
         request.slot, request.is_seated, request.is_coming = -1, False, False
         self.coming.pop(request.id, None)
@@ -396,7 +446,15 @@ class Scheduler:
             found = (_token_logprobs(logprobs, row, wanted),)
         first = len(request.output) == 1 and request.sampling.prompt_logprobs is not None
         prompt_logprobs = tuple(request.prompt_logprobs) if first else None
-        return Output(request.id, (token,), found, request.finish_reason, request.num_cached, prompt_logprobs)
+        return Output(
+            request.id,
+            (token,),
+            found,
+            request.finish_reason,
+            request.num_cached,
+            request.num_preemptions,
+            prompt_logprobs,
+        )
 
 
 def _token_logprobs(logprobs: Logprobs, row: int, count: int) -> TokenLogprobs:

@@ -108,7 +108,9 @@ class Engines:
 
     async def _end(self, replica: int, member: _Member) -> None:
         self.hung |= set(range(self._config.num_engines)) if self._config.one_process else {replica}
+        member.client.ignore()  # it may wake up below; what it had is for those that take over
         _send(member, signal.SIGUSR1)  # writes the stacks of its threads to the log
+        _send(member, signal.SIGCONT)  # also where it was stopped, and would otherwise not come to it
         await asyncio.sleep(_STACKS_S)
         _send(member, signal.SIGKILL)
         if self._members[replica] is member:

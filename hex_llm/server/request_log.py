@@ -43,6 +43,8 @@ def log_request(server: Server, exchange: Exchange, outcome: str, code: str | No
             f"cached={sum(answer.num_cached for answer in prompts)}",
             f"output={sum(len(answer.completion.token_ids) for answer in answers)}",
         ]
+        if preempted := max(answer.num_preemptions for answer in answers):
+            parts.append(f"preempted={preempted}")
         if adapters := dict.fromkeys(answer.request.adapter for answer in prompts if answer.request.adapter):
             parts.append(f"adapter={','.join(each[:_ADAPTER_DIGITS] for each in adapters)}")
         if generation.queued_s is not None:

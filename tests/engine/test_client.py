@@ -140,7 +140,7 @@ def test_all_of_an_output_comes_through():
     async def main(client: EngineClient, peer: Peer) -> None:
         sink, top = Sink(), (-1.5, 2, ((7, -0.5), (8, -1.5)))
         client.add(make_request([1], id="a"), sink)
-        sent = Output("a", (5, 6), (top, top), FinishReason.STOP, 16, (None, top))  # type: ignore[arg-type]
+        sent = Output("a", (5, 6), (top, top), FinishReason.STOP, 16, 2, (None, top))  # type: ignore[arg-type]
         await peer.say(Stepped([sent], []))
         assert sink.outputs == [sent]
         assert sink.outputs[0].prompt_logprobs[1].top[0] == (7, -0.5)
@@ -338,6 +338,20 @@ def test_an_engine_that_is_given_up_is_lost_at_once_and_not_heard_any_more():
         await peer.leave()
         assert (client.ready, sink.outputs, len(sink.errors)) == (None, [], 1)
         assert changes == [0]  # once, and before the request failed
+
+    talk(main)
+
+
+def test_an_engine_that_is_ignored_is_not_heard_and_not_yet_lost():
+    async def main(client: EngineClient, peer: Peer) -> None:
+        sink = Sink()
+        client.add(make_request([1], id="a"), sink)
+        client.ignore()
+        await peer.say(READY, Stepped([output("a", 1)], []))
+        assert (client.ready, client.lost, sink.outputs, sink.errors) == (None, False, [], [])
+        await peer.leave()
+        await loses(client)
+        assert len(sink.errors) == 1
 
     talk(main)
 

@@ -7,6 +7,7 @@ import pytest
 from hex_llm.engine import engine as engine_module
 from hex_llm.engine.limits import most_blocks
 from hex_llm.engine.request import FinishReason
+from hex_llm.engine.scheduler import MOST_PREEMPTIONS
 from hex_llm.engine.step import OutOfDeviceMemory
 from hex_llm.errors import EngineDead, OutOfMemory
 from tests.engine.fakes import VOCAB, alone, bring, drain, logprobs_alone, make_engine, make_request
@@ -122,6 +123,7 @@ def test_every_schedule_gives_the_same_output(setting):
         if not arrivals and not engine.has_work:
             break
     assert not engine.has_work
+    assert max(request.num_preemptions for request in requests) <= MOST_PREEMPTIONS
 
     for request in requests:
         expected, told = alone(request, runner.model), outputs[request.id]

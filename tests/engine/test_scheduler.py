@@ -5,9 +5,10 @@ import time
 import numpy as np
 import pytest
 
+from hex_llm.engine import scheduler as scheduler_module
 from hex_llm.engine.request import FinishReason
-from hex_llm.engine.scheduler import Scheduler
-from hex_llm.engine.step import StepResult
+from hex_llm.engine.scheduler import MOST_PREEMPTIONS, Scheduler
+from hex_llm.engine.step import OutOfDeviceMemory, StepResult
 from tests.engine.fakes import alone, drain, make_engine, make_limits, make_request, outputs_of, run
 
 
@@ -225,6 +226,118 @@ def test_preemptions_stay_few_under_pressure():
     assert all(outputs_of(outputs, request) == alone(request) for request in requests)
     assert engine.stats().total_preemptions <= 2 * len(requests)
     assert engine.stats().total_steps < 24 * 40 / 2
+
+
+@pytest.mark.parametrize("max_in_flight", [0, 1])
+@pytest.mark.parametrize("reach", [None, 60])
+def test_nobody_gives_way_for_ever(max_in_flight, reach):
+    """Where there is memory for one and a half of them, some would do so six times."""
+    engine, _ = make_engine(
+        num_blocks=80 if reach else 65,
+        block_size=2,
+        max_running=8,
+        max_prefills=8,
+        max_model_len=120,
+        max_in_flight=max_in_flight,
+        reach=reach,
+    )
+    requests = [make_request([i % 40] * 3, 100 - 7 * i % 20) for i in range(60)]
+    outputs = run(engine, *requests)
+    most = max(request.num_preemptions for request in requests)
+    assert most == MOST_PREEMPTIONS
+    assert max(output.num_preemptions for output in outputs) == most
+    model = engine._runner.model
+    assert all(outputs_of(outputs, request) == alone(request, model) for request in requests)
+
+
+def test_one_that_gave_way_often_keeps_its_memory_even_when_it_is_wanted():
+    engine, _ = make_engine(num_blocks=40, max_model_len=32)
+    old, young = make_request([1], 20), make_request([2], 20)
+    engine.add(old)
+    engine.add(young)
+    for _ in range(40):
+        engine._scheduler.preempt_youngest()
+        engine.step()
+    drain(engine)
+    assert (old.num_preemptions, young.num_preemptions) == (0, MOST_PREEMPTIONS)
+
+
+def test_one_that_gave_way_often_keeps_its_memory_where_windows_let_go_of_shared_blocks():
+    """Of blocks that both have, each may come to need others instead."""
+    for num_blocks in range(66, 120, 6):
+        engine, _ = make_engine(
+            num_blocks=num_blocks, block_size=1, max_running=4, max_model_len=300, step_tokens=4, reach=60
+        )
+        prompt = [i % 40 for i in range(70)]
+        old, young = make_request(prompt, 200, seed=1), make_request(prompt, 200, seed=2)
+        engine.add(old)
+        for _ in range(26):
+            engine.step()
+        engine.add(young)
+        for _ in range(200):
+            engine._scheduler.preempt_youngest()
+            engine.step()
+        drain(engine)
+        assert young.num_preemptions <= MOST_PREEMPTIONS
+
+
+def test_one_that_gave_way_often_waits_for_one_that_another_engine_computes_and_no_longer():
+    """Which cannot give way while its blocks are on their way, and does when they have come."""
+    scheduler = Scheduler(make_limits(num_blocks=21, block_size=1, max_model_len=20, prefix_caching=False))
+    often, coming = make_request([1, 2], 18), make_request([5] * 10, 5)
+    often.num_preemptions, coming.source = MOST_PREEMPTIONS, "unix:x"
+
+    def step() -> None:
+        if pieces := scheduler.schedule():
+            scheduler.update(pieces, StepResult(np.full(len(pieces), 3), np.full(len(pieces), True)))
+        scheduler.check()
+
+    scheduler.add(often)
+    step()
+    scheduler.add(coming)
+    for _ in range(20):
+        step()
+    assert (len(often.output), coming.is_coming) == (9, True)
+    scheduler.complete(coming.id, 3)
+    while not often.finish_reason:
+        step()
+    assert (often.num_preemptions, coming.num_preemptions) == (MOST_PREEMPTIONS, 1)
+
+
+def test_one_that_gives_way_no_more_does_not_empty_the_batch(monkeypatch):
+    """Though all may come to need more than there is, as with answers that could be as long as the context."""
+
+    def num_steps() -> int:
+        engine, _ = make_engine(num_blocks=601, block_size=4, max_running=32, max_model_len=600, step_tokens=64)
+        lengths = {f"{number}": 50 + number * 137 % 300 for number in range(80)}
+        requests = [make_request([1, 2, 3, int(name) % 40], 596, id=name) for name in lengths]
+        for request in requests:
+            engine.add(request)
+        count = 0
+        while engine.has_work:
+            count += 1
+            for output in engine.step():
+                lengths[output.request_id] -= len(output.tokens)
+                if not lengths[output.request_id]:
+                    engine.abort(output.request_id)
+        assert max(request.num_preemptions for request in requests) >= MOST_PREEMPTIONS
+        return count
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scheduler_module, "MOST_PREEMPTIONS", 10**9)
+        unlimited = num_steps()
+    assert num_steps() < 1.15 * unlimited
+
+
+def test_what_is_computed_anew_for_other_reasons_does_not_count_as_giving_way():
+    engine, _ = make_engine(rebuilds=True, rope_switch=8, max_model_len=64)
+    request = make_request(range(5), 20)
+    engine.add(request)
+    engine.step()
+    engine._rebuild(OutOfDeviceMemory("no room"))
+    drain(engine)
+    assert request.num_preemptions == 0
+    assert engine.stats().total_preemptions == 2
 
 
 def test_a_preempted_request_finds_its_own_prefix_again():

@@ -193,7 +193,7 @@ def test_an_engine_that_falls_silent_is_ended_wherever_it_is(tmp_path, monkeypat
             assert here.router.replicas[0].is_up
 
     asyncio.run(main())
-    assert sent == ([(4321, signal.SIGUSR1), (4321, signal.SIGKILL)] if here_too else [])
+    assert sent == ([(4321, number) for number in (signal.SIGUSR1, signal.SIGCONT, signal.SIGKILL)] if here_too else [])
 
 
 def test_an_engine_of_a_kind_is_let_in_by_its_number_and_named_by_its_kind(tmp_path, monkeypatch, caplog):
