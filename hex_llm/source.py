@@ -33,6 +33,8 @@ def model_source(config: Config, report: Report = tell_nobody) -> "Path | Shards
     found = _find(config, "model")
     if isinstance(found, Path):
         return found
+    if not str(found).startswith("gs://"):  # which may be a slip, where it was to be a folder
+        logger.info("There is no folder %s here: it is asked of the Hugging Face Hub.", found)
     # Only now: what it imports is of no use to those who have a folder.
     from hex_llm.download.shards import open_shards
     from hex_llm.download.wanted import MODEL, TEXT

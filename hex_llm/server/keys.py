@@ -17,7 +17,8 @@ from hex_llm.errors import ConfigError, Unauthorized
 logger = logging.getLogger(__name__)
 
 VARIABLE = "HEXLLM_API_KEYS"
-_MISSPELT = "HEX_LLM_API_KEYS"
+_MISSPELT = ("HEX_LLM_API_KEYS", "HEX_LLM_API_KEY")
+_OF_CLIENTS = "HEXLLM_API_KEY"  # as in the playground's programs
 
 _KEY = re.compile(r"[\x21-\x7e]{1,1024}")
 _SHOULD_BE = "a key is 1 to 1024 printable ASCII characters without spaces"
@@ -33,9 +34,11 @@ class Keys:
 
     @classmethod
     def load(cls, config: Config, environ: Mapping[str, str]) -> "Keys":
-        if _MISSPELT in environ:  # or the server would be open to everybody
-            raise ConfigError(f"{_MISSPELT} is set, but it is {VARIABLE} that the keys are read from.")
-        return cls(config.api_key_file, environ.get(VARIABLE))
+        keys = cls(config.api_key_file, environ.get(VARIABLE))
+        for name in _MISSPELT if keys else (*_MISSPELT, _OF_CLIENTS):
+            if name in environ:  # or the server would be open to everybody
+                raise ConfigError(f"{name} is set, but it is {VARIABLE} that the keys are read from.")
+        return keys
 
     def __len__(self) -> int:
         return len(self._digests)

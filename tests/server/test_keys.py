@@ -121,6 +121,11 @@ def test_keys_are_read_again(tmp_path, caplog):
         assert keys.check("Bearer sk-two") == key_id("sk-two")
 
 
-def test_keys_under_a_name_that_is_almost_right_do_not_leave_the_server_open():
-    with pytest.raises(ConfigError, match="HEXLLM_API_KEYS"):
-        Keys.load(Config(), {"HEX_LLM_API_KEYS": "sk-one"})
+@pytest.mark.parametrize("name", ["HEX_LLM_API_KEYS", "HEX_LLM_API_KEY", "HEXLLM_API_KEY"])
+def test_keys_under_a_name_that_is_almost_right_do_not_leave_the_server_open(name):
+    with pytest.raises(ConfigError, match=f"{name} is set, but it is HEXLLM_API_KEYS"):
+        Keys.load(Config(), {name: "sk-one"})
+
+
+def test_a_server_with_keys_may_also_be_a_client_with_one():
+    assert len(Keys.load(Config(), {"HEXLLM_API_KEYS": "sk-one", "HEXLLM_API_KEY": "sk-two"})) == 1
