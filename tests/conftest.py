@@ -1,6 +1,7 @@
-"""For all tests: strict arithmetic, since a silent promotion of type or rank is a bug; an order."""
+"""For all tests: strict arithmetic, since a silent promotion of type or rank is a bug; an order; where time goes."""
 
 import os
+from collections import Counter
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Pallas' GPU simulator lets warpgroups wait for each other in threads of XLA's pool, which needs one for each.
@@ -20,6 +21,8 @@ hypothesis.settings.load_profile("patient")
 # is left alone with one at the end.
 _LONGEST = ("tpu", "server", "faults", "multihost", "parity", "kernels", "runner", "quantization", "loader")
 
+_LONG_S, _NUM_FILES = 300, 60  # of a run, and named at its end
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def turn(item: pytest.Item) -> int:
@@ -27,6 +30,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return _LONGEST.index(folder) if folder in _LONGEST else len(_LONGEST)
 
     items.sort(key=turn)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says which files took longest, for whoever wants the whole to take less."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    if seconds.total() > _LONG_S:
+        terminalreporter.section(f"slowest files, of {seconds.total():.0f} s")
+        for file, taken in seconds.most_common(_NUM_FILES):
+            terminalreporter.write_line(f"{taken:7.1f}s {file}")
 
 
 @pytest.fixture(autouse=True, scope="session")
