@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from hex_llm.bench.http_client import HttpClient, HttpError
-from tests.server.load import random_body
+from tests.server.load import COMPLETED, LOST, Ledger, random_body
 from tests.server.servers import RunningServer
 
 PREFIX = 64  # tokens that a third of the prompts have in common
@@ -45,6 +45,15 @@ async def answers_of(server: RunningServer, asked: list[dict[str, Any]], *, conc
     await asyncio.gather(*(one_after_the_other() for _ in range(concurrency)))
     client.close()
     return found
+
+
+def ledger_of(found: list[str]) -> Ledger:
+    """How the requests ended that were answered so."""
+    ledger = Ledger()
+    for each in found:
+        kind, _, code = each.partition(":")
+        ledger.note(COMPLETED if kind.startswith("[") else code if kind == "error" else LOST, each[:200])
+    return ledger
 
 
 def _read(content: bytes, *, streamed: bool) -> str:

@@ -52,7 +52,7 @@ async def stream(client: HttpClient, body: dict[str, Any], times: Times, ledger:
     ledger.note(COMPLETED)
 
 
-async def time_to_first_token(server: RunningServer, count: int = 15) -> float:
+async def time_to_first_token(server: RunningServer, count: int = 50) -> float:
     """The median of so many requests, one after the other."""
     client, times, ledger = HttpClient(server.url, server.headers), Times(), Ledger()
     for _ in range(count):

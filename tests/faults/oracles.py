@@ -13,8 +13,9 @@ from tests.server.servers import RunningServer
 IDLE_S = 5.0  # after the last answer: until what was aborted has left the engine, and it has said so
 SPARE = 2  # files and threads that may have come or gone
 GROWTH_MIB = 50.0
-# Threads of asyncio's pool stay once they were needed. There are never more, see concurrent.futures.
-POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)
+# Threads of pools stay once they were needed, and are never more: asyncio's own (see concurrent.futures), and of those
+# that bring adapters to an engine (runner/adapter_carrier).
+POOL_THREADS = {"front": min(32, (os.cpu_count() or 1) + 4), "engine": 4}
 
 _ZERO = (
     "hexllm:requests_in_flight",
@@ -149,7 +150,7 @@ def _compare(baseline: Baseline, now: dict[str, Process], growth_mib: float) -> 
         before, after = baseline.processes[name], now[name]
         if abs(after.files - before.files) > SPARE:
             wrong.append(f"{name} has {after.files} open files, {before.files} before")
-        threads = SPARE + (POOL_THREADS if name == "front" else 0)
+        threads = SPARE + POOL_THREADS.get(name, 0)
         if after.threads - before.threads > threads or before.threads - after.threads > SPARE:
             wrong.append(f"{name} has {after.threads} threads, {before.threads} before")
         if after.memory_mib - before.memory_mib > max(growth_mib, 0.02 * before.memory_mib):

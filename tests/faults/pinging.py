@@ -36,7 +36,8 @@ class Pings:
         return {*self.statuses} == {"200"}
 
     def __str__(self) -> str:
-        return f"/ping p99 {1000 * share(self.seconds, 0.99):.0f} ms of {len(self.seconds)}"
+        p99, slowest = (1000 * share(self.seconds, part) for part in (0.99, 1))
+        return f"/ping p99 {p99:.0f} ms, the slowest {slowest:.0f} ms of {len(self.seconds)}"
 
 
 @contextlib.contextmanager

@@ -12,19 +12,20 @@ import pytest
 from hex_llm import faults
 from tests.checkpoints import write_llama
 from tests.faults.answers import answers, answers_of
-from tests.faults.oracles import check_oracles
+from tests.faults.oracles import check_oracles, take_baseline
 from tests.faults.suite import record, sized
 from tests.lora.for_model import Adapters
 from tests.server.load import run_load
 from tests.server.servers import RunningServer, running_server
 
-CONTEXT, VOCABULARY = 512, 250
+CONTEXT, VOCABULARY = sized(512, 1024), 250
+SHARED = sized(300, 512)  # tokens of a beginning
 COUNT = sized(60, 2000)
 SEEDS = range(sized(1, 3))
 ADAPTERS = 4
 FLAGS = (
     f"--max_model_len={CONTEXT}",
-    "--num_blocks=192",
+    f"--num_blocks={sized(192, 384)}",
     "--max_decode_seqs=16",
     "--enable_prefix_cache_hbm",
     "--enable_chunked_prefill",
@@ -67,12 +68,12 @@ def alone(model, flags, tmp_path_factory) -> Iterator[RunningServer]:
 def bodies(seed: int) -> list[dict]:
     """A long beginning that many have, then a secret that nobody else has."""
     rng = random.Random(seed)
-    beginnings = [[rng.randrange(3, VOCABULARY) for _ in range(300)] for _ in range(8)]
+    beginnings = [[rng.randrange(3, VOCABULARY) for _ in range(SHARED)] for _ in range(8)]
     made = []
     for number in range(COUNT):
         secret = [rng.randrange(3, VOCABULARY) for _ in range(12)]
         model = rng.choice(("", "", *(f"a{n}" for n in range(ADAPTERS))))
-        prompt = rng.choice(beginnings)[: rng.randrange(40, 300)] + secret
+        prompt = rng.choice(beginnings)[: rng.choice((SHARED, rng.randrange(40, SHARED)))] + secret
         asked = {"prompt": prompt, "max_tokens": rng.randrange(4, 24), "ignore_eos": True, "temperature": 0}
         made.append(asked | {"stream": number % 2 == 0} | ({"model": model} if model else {}))
     return made
@@ -85,9 +86,10 @@ def test_every_answer_is_that_of_the_request_alone(model, flags, alone, tmp_path
     assert all(each.startswith("[") for each in expected)
     assert len(set(expected)) > 0.9 * COUNT, "answers that are alike tell nothing"
     with running_server(model, tmp_path / "log", *flags, **{faults.VARIABLE: POISON}) as server:
+        baseline = take_baseline(server)
         found = asyncio.run(_with_others_that_leave(server, asked, seed))
         metrics = server.metrics()
-        check_oracles(server)
+        check_oracles(server, baseline=baseline)
     wrong = [number for number, (one, other) in enumerate(zip(found, expected, strict=True)) if one != other]
     assert wrong == [], (found[wrong[0]], expected[wrong[0]])
     hits, given_way = (sum(v for n, v in metrics.items() if w in n) for w in ("cache_hits_total", "preemptions_total"))

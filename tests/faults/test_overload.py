@@ -11,6 +11,7 @@ import pytest
 
 from hex_llm.bench.http_client import HttpClient
 from tests.checkpoints import write_llama
+from tests.faults.accelerator import AS_ON_AN_ACCELERATOR, IN_WORDS
 from tests.faults.clients import Times, stream, time_to_first_token
 from tests.faults.oracles import check_oracles, take_baseline
 from tests.faults.pinging import pinging, share
@@ -18,15 +19,17 @@ from tests.faults.suite import record, sized
 from tests.server.load import COMPLETED, Ledger, run_load
 from tests.server.servers import RunningServer, running_server
 
-RUNNING, WAITING = 8, 16
+RUNNING, WAITING = 16, 32
 PEAK_S, OVERLOAD_S = sized((3, 4), (20, 60))
 QUEUE_S = 60
 CALM_S = sized(1, 10)
-BODY = {"prompt": [5] * 20, "max_tokens": 200}
+BODY = {"prompt": [5] * 20, "max_tokens": 40}
+REFUSABLE = BODY | {"stream": True, "ignore_eos": True}
+REFUSAL_S = sized(0.5, 0.05)  # CI has other tests on its two cores
 
 AT_ONCE = sized(300, 1280)
 IDLE = sized(300, 4096)
-PING_S = sized(3.0, 0.25)  # CI has other tests on its two cores
+PING_S = sized(3.0, 0.25)
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +96,6 @@ async def overload(server: RunningServer, rate: float, seconds: float) -> Overlo
     return done
 
 
-REFUSABLE = BODY | {"stream": True, "ignore_eos": True}
-
-
 def test_ten_times_too_much_is_refused_at_once_and_the_rest_done_as_fast_as_ever(folder, tmp_path):
     flags = (
         f"--max_decode_seqs={RUNNING}",
@@ -103,7 +103,7 @@ def test_ten_times_too_much_is_refused_at_once_and_the_rest_done_as_fast_as_ever
         f"--queue_timeout_s={QUEUE_S}",
         "--disable_log_requests",
     )
-    with running_server(folder, tmp_path / "log", *flags) as server:
+    with running_server(folder, tmp_path / "log", *flags, **AS_ON_AN_ACCELERATOR) as server:
         before = asyncio.run(time_to_first_token(server))
         best = asyncio.run(peak(server, PEAK_S))
         baseline = take_baseline(server)
@@ -114,18 +114,18 @@ def test_ten_times_too_much_is_refused_at_once_and_the_rest_done_as_fast_as_ever
         time.sleep(CALM_S)
         after = asyncio.run(time_to_first_token(server))
     assert done.ledger.outcomes.keys() == {COMPLETED, "server_overloaded"}
-    assert len(done.refused_s) > 5 * done.ledger.outcomes[COMPLETED]
-    # The clients are on the same two cores, and in CI other tests as well.
-    assert goodput > sized(0.4, 0.75) * best
-    assert share(done.refused_s, 0.5) < sized(0.5, 0.05)
+    assert len(done.refused_s) > sized(2, 5) * done.ledger.outcomes[COMPLETED]
+    assert goodput > sized(0.4, 0.9) * best
+    assert share(done.refused_s, 0.99) < REFUSAL_S
     assert share(done.times.first_s, 0.99) < QUEUE_S
     assert pings.all_well
-    assert after < sized(3.0, 1.2) * before + 0.02
+    assert after < sized(3.0, 1.2) * before
     record(
         "F13",
-        f"{done.ledger.total:,} requests in {OVERLOAD_S} s, ten times what can be served: "
+        f"{done.ledger.total:,} requests in {OVERLOAD_S} s, ten times what can be served {IN_WORDS}: "
         f"{goodput:.1f} completed a second, {best:.1f} without overload; {len(done.refused_s):,} refused with 429 in "
-        f"{1000 * share(done.refused_s, 0.5):.0f} ms (p99 {1000 * share(done.refused_s, 0.99):.0f} ms); first token of "
+        f"{1000 * share(done.refused_s, 0.5):.0f} ms (p99 {1000 * share(done.refused_s, 0.99):.0f} ms, "
+        f"the slowest {1000 * max(done.refused_s):.0f} ms); first token of "
         f"those taken p99 {share(done.times.first_s, 0.99):.1f} s; {pings}; first token before {1000 * before:.0f} ms, "
         f"afterwards {1000 * after:.0f} ms",
     )
@@ -139,7 +139,7 @@ def test_many_requests_at_once_beside_idle_connections_are_all_answered(folder, 
         "--queue_timeout_s=300",
         "--disable_log_requests",
     )
-    with running_server(folder, tmp_path / "log", *flags) as server:
+    with running_server(folder, tmp_path / "log", *flags, **AS_ON_AN_ACCELERATOR) as server:
         baseline = take_baseline(server)
         idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(IDLE)]
         bodies = [
@@ -161,8 +161,8 @@ def test_many_requests_at_once_beside_idle_connections_are_all_answered(folder, 
     assert share(pings.seconds, 0.99) < PING_S
     record(
         "F14",
-        f"{AT_ONCE:,} requests at once beside {IDLE:,} idle connections: all completed, in {seconds:.1f} s, 0 resets, "
-        f"{pings}",
+        f"{AT_ONCE:,} requests at once beside {IDLE:,} idle connections, {IN_WORDS}: all completed, in "
+        f"{seconds:.1f} s, 0 resets, {pings}",
     )
 
 

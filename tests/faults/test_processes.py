@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import socket
 import ssl
@@ -134,7 +135,7 @@ def test_sigterm_lets_all_requests_finish_and_takes_no_more(folder, tmp_path):
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.01)
         server.process.send_signal(signal.SIGTERM)  # as `timeout` does: to the process, and to its group
-        wait_for(lambda: server.get("/ping").status_code == 503, 0.5, "/ping did not notice")
+        noticed = wait_for(lambda: server.get("/ping").status_code == 503, 0.5, "/ping did not notice")
         assert server.get("/live").status_code == 200
         refusals = 0
         while server.process.poll() is None:
@@ -146,11 +147,15 @@ def test_sigterm_lets_all_requests_finish_and_takes_no_more(folder, tmp_path):
             assert answer.headers["connection"] == "close"
             refusals += 1
             time.sleep(0.05)
-        assert server.process.wait(120) == 0
+        assert server.process.wait(2) == 0  # nobody was turned away before
         ledger = load.join()
     assert ledger.outcomes == {COMPLETED: count}, ledger.complaints
     assert refusals > 0
-    record("F6", f"{count} requests under way at SIGTERM, 0 lost; {refusals} new ones refused with 503; exit 0")
+    record(
+        "F6",
+        f"{count:,} requests under way at SIGTERM, 0 lost; /ping 503 after {noticed:.2f} s; {refusals} new ones "
+        "refused with 503; exit 0",
+    )
     wait_for(lambda: all(map(is_gone, children)), 2, "a process is left over")
 
 
@@ -158,13 +163,15 @@ def test_when_the_time_to_drain_is_up_the_rest_is_told(folder, tmp_path):
     with running_server(folder, tmp_path / "log", "--drain_timeout_s=0.3", "--max_decode_seqs=1") as server:
         load = load_all(server, 50)
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(10) == 0
+        told_at = time.monotonic()
+        assert server.process.wait(0.3 + 5) == 0
+        took = time.monotonic() - told_at
         ledger = load.join()
     assert ledger.outcomes["server_shutdown"] > 20
     assert ledger.total == 50
     assert ledger.outcomes[LOST] == 0, ledger.complaints
     told, done = ledger.outcomes["server_shutdown"], ledger.outcomes[COMPLETED]
-    record("F7", f"of 50, {done} completed in time and {told} told server_shutdown; exit 0")
+    record("F7", f"of 50, {done} completed in time and {told} told server_shutdown; exit 0 {took:.1f} s after SIGTERM")
 
 
 def test_a_second_sigterm_does_not_wait(folder, tmp_path):
@@ -173,8 +180,11 @@ def test_a_second_sigterm_does_not_wait(folder, tmp_path):
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
         server.process.send_signal(signal.SIGTERM)
+        told_at = time.monotonic()
         assert server.process.wait(3) == 0
+        took = time.monotonic() - told_at
         assert load.join().outcomes[LOST] == 0
+    record("F7", f"exit 0 {took:.1f} s after a second SIGTERM")
 
 
 def test_an_idle_server_ends_at_once(folder, tmp_path):
@@ -223,29 +233,37 @@ def test_an_engine_that_hangs_is_given_up(folder, tmp_path):
         engine = server.engine_pid
         os.kill(engine, signal.SIGSTOP)
         stopped = time.monotonic()
+        noticed = wait_for(lambda: server.get("/ping").status_code == 503, 10, "/ping did not notice")
         assert server.process.wait(20) == 71
         took = time.monotonic() - stopped
         ledger = load.join()
     assert ledger.outcomes["engine_dead"] > 0
     assert ledger.outcomes[LOST] == 0, ledger.complaints
+    log = server.log.read_text()
+    assert "no sign of life" in log
+    assert re.search(r'  File ".*hex_llm/engine/host\.py", line \d+ in run\n', log), "there are no stacks"
     record(
-        "F2", f"--step_timeout_s=3: everybody told, exit 71 {took:.1f} s after the stop, the last 3 s for health checks"
+        "F2",
+        f"--step_timeout_s=3: stacks in the log, /ping 503 {noticed:.1f} s and exit 71 {took:.1f} s after the stop, "
+        "everybody told",
     )
-    assert "no sign of life" in server.log.read_text()
     wait_for(lambda: is_gone(engine), 2, "the engine is left over")
 
 
 def test_the_others_go_with_the_http_process(folder, tmp_path):
-    slowest, rounds = 0.0, sized(1, 20)
+    slowest, rounds, port = 0.0, sized(1, 20), free_port()
     for _ in range(rounds):
-        with running_server(folder, tmp_path / "log") as server:
+        with running_server(folder, tmp_path / "log", port=port) as server:
             children = list(server.children())
             assert len(children) == 2
             server.process.kill()
             server.process.wait()
             took = wait_for(lambda children=children: all(map(is_gone, children)), 2, "a process is left over")
             slowest = max(slowest, took)
-    record("F4", f"{rounds} of {rounds}: the others gone after {slowest:.2f} s at most, the next start succeeds")
+    record(
+        "F4",
+        f"{rounds} of {rounds}: the others gone after {slowest:.2f} s at most, the next start has the same port",
+    )
 
 
 def test_the_text_process_is_replaced(folder, tmp_path):
@@ -253,23 +271,6 @@ def test_the_text_process_is_replaced(folder, tmp_path):
         (text,) = [pid for pid, line in server.children().items() if "hex_llm.text.process" in line]
         os.kill(text, signal.SIGKILL)
         assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
-
-
-def test_a_taken_port_is_found_before_anything_is_loaded(folder, tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        started = time.monotonic()
-        done = subprocess.run(
-            [".venv/bin/hex-llm", "serve", str(folder), "--host=127.0.0.1", f"--port={port}", *FLAGS],
-            capture_output=True, text=True, timeout=30, check=False,
-        )  # fmt: skip
-    assert done.returncode == 5
-    reason = done.stderr.splitlines()[-1]
-    assert f"--port={port} cannot be listened on" in reason
-    assert f"Process {os.getpid()} (" in reason
-    assert time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize(
@@ -289,16 +290,6 @@ def test_a_start_that_fails_says_why_in_its_last_line(folder, flags, code, words
     assert done.returncode == code, done.stderr
     assert words in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_weights_that_are_damaged_end_the_start(folder, tmp_path):
-    broken = write_llama(tmp_path / "broken")
-    weights = broken / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with running_server(broken, tmp_path / "log", ready=False) as server:
-        assert server.process.wait(60) == 3
-        assert "model.safetensors" in server.log.read_text().splitlines()[-1]
-        assert children_of(server.process.pid) == {}
 
 
 def encrypt(tmp_path: Path) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 
 from hex_llm.bench.http_client import HttpClient
 from tests.checkpoints import write_llama
+from tests.faults.accelerator import AS_ON_AN_ACCELERATOR, IN_WORDS
 from tests.faults.clients import Times, stream
 from tests.faults.oracles import check_oracles, memory, outcomes, take_baseline
 from tests.faults.pinging import share
@@ -41,7 +42,7 @@ FLAGS = (
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slow_readers")
     model = write_llama(folder / "model", max_position_embeddings=4096)
-    with running_server(model, folder / "log", *FLAGS) as server:
+    with running_server(model, folder / "log", *FLAGS, **AS_ON_AN_ACCELERATOR) as server:
         yield server
 
 
@@ -129,8 +130,7 @@ def test_slow_readers_cost_the_others_nothing_and_are_cut_off(server):
     finally:
         readers.close()
     assert ledger.outcomes.keys() == {COMPLETED}
-    # On two cores that the clients share, two runs of the same differ by more than a twentieth; in CI they say little.
-    assert beside < sized(3.0, 1.25) * beside_patient
+    assert beside < sized(3.0, 1.05) * beside_patient  # CI has other tests on its two cores
     assert grown < 100
     # The time runs from the moment when nothing more can be sent, which comes some seconds after the beginning.
     cut = readers.cut_after_s
@@ -141,7 +141,8 @@ def test_slow_readers_cost_the_others_nothing_and_are_cut_off(server):
     assert (outcomes(server.metrics()) - baseline.outcomes)["cancelled"] == NUM_SLOW
     record(
         "F12",
-        f"{NUM_SLOW} readers of a byte a second beside {NUM_NORMAL} others: a token every {1000 * beside:.1f} ms for "
-        f"these, {1000 * beside_patient:.1f} ms beside as many that do not stream; {grown:+.0f} MiB; with "
-        f"--write_timeout_s={STALL_S} the slow ones were cut off {min(cut):.0f} to {max(cut):.0f} s after they asked",
+        f"{NUM_SLOW} readers of a byte a second beside {NUM_NORMAL} others, {IN_WORDS}: a token every "
+        f"{1000 * beside:.1f} ms for these, {1000 * beside_patient:.1f} ms beside as many that do not stream; "
+        f"{grown:+.0f} MiB; with --write_timeout_s={STALL_S} the slow ones were cut off {min(cut):.0f} to "
+        f"{max(cut):.0f} s after they asked",
     )

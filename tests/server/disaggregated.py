@@ -1,16 +1,14 @@
 """Servers with engines of two kinds, what they have counted, and whether anything is left of requests that ended."""
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.server.replicas import sample
-from tests.server.servers import RunningServer, running_server
+from tests.server.servers import RunningServer, checked, running_server
 
-_CHECKED = Path(__file__).parent / "checked"
 _NEWS_S = 0.4  # after which engines have told all that they had counted before
 _OF_TWO_KINDS = ('kv_blocks{state="held"}', "num_requests_waiting_for_kv")
 _BUSY = ("requests_in_flight", 'kv_blocks{state="used"}', *_OF_TWO_KINDS)
@@ -34,8 +32,7 @@ class Counts:
 @contextlib.contextmanager
 def checked_server(folder: Path | None, log: Path, *flags: str, devices: int) -> Iterator[RunningServer]:
     """One whose engines look whenever they are idle whether they have lost anything."""
-    path = os.pathsep.join(filter(None, (str(_CHECKED), os.environ.get("PYTHONPATH", ""))))
-    environment = {"JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": path}
+    environment = checked() | {"JAX_NUM_CPU_DEVICES": str(devices)}
     with running_server(folder, log, *flags, small=False, **environment) as server:
         yield server
 

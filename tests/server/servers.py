@@ -23,6 +23,13 @@ FLAGS = (
     "--decode_blocks_padding=1",
 )
 
+_CHECKED = Path(__file__).parent / "checked"
+
+
+def checked() -> dict[str, str]:
+    """The environment of a server whose engines look whenever they are idle whether they have lost anything."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(_CHECKED), os.environ.get("PYTHONPATH", ""))))}
+
 
 class RunningServer:
     """A server's process. Its log is in `log`."""
@@ -102,10 +109,11 @@ def running_server(
     keys: Sequence[str] = (),
     command: Sequence[str] = (sys.executable, "-m", "hex_llm.server.api_server"),
     start_in: Path | None = None,
+    port: int | None = None,
     **environment: str,
 ) -> Iterator[RunningServer]:
     """A server for the model in `folder`, or the embedded one, in a process group of its own; ended after the body."""
-    port = free_port()
+    port = port or free_port()
     argv = [*command, "--host=127.0.0.1", f"--port={port}"]
     argv += [f"--model={folder}"] if folder else []
     argv += [*(FLAGS if small else ()), *flags]

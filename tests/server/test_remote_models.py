@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hex_llm import faults
 from tests.checkpoints import write_llama
 from tests.download.servers import running_emulator, running_stand_in
 from tests.download.stand_in import TOKEN
@@ -52,7 +53,9 @@ def test_a_model_of_the_hub_is_served_under_its_id(stand_in, local_answer, tmp_p
     with running_server(None, tmp_path / "log", "--model=test/model", **stand_in.environment) as server:
         assert answer(server) == local_answer
         assert server.get("/v1/models").json()["data"][0]["id"] == "test/model"
-    assert "Downloaded 0." in (tmp_path / "log").read_text()
+    log = (tmp_path / "log").read_text()
+    assert log.count("There is no folder test/model here: it is asked of the Hugging Face Hub.") == 1
+    assert "Downloaded 0." in log
     before = len(stand_in.asked_for("safetensors"))
     offline = stand_in.environment | {"HF_HUB_OFFLINE": "1"}
     with running_server(None, tmp_path / "log", "--model=test/model", **offline) as server:
@@ -77,13 +80,26 @@ def test_a_model_in_a_real_emulator_of_cloud_storage_is_served(stand_in, local_a
             assert answer(server) == local_answer
 
 
+@pytest.mark.parametrize("model", ["test/model", "gs://models/path/of-one"])
+def test_a_source_that_fails_on_purpose_is_asked_again(model, stand_in, local_answer, tmp_path):
+    """F25: in the HTTP process, which has the tokenizer's files, and in the engine, which has the rest."""
+    environment = stand_in.environment | {"HF_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    environment[faults.VARIABLE] = "source.open:503@2-4,source.write:flip@1"
+    with running_server(None, tmp_path / "log", f"--model={model}", **environment) as server:
+        assert answer(server) == local_answer
+    assert f"answers 503, for {faults.VARIABLE} wants it to" in (log := (tmp_path / "log").read_text())
+    assert "came damaged, and is downloaded once more" in log
+    record("F25", f"{model.partition('/')[0].rstrip(':')}: a server whose downloads failed and came damaged is ready")
+
+
 def test_vertex_names_a_bucket_and_several_engines_and_fronts_download_once(stand_in, local_answer, tmp_path):
     flags = (f"--download_dir={tmp_path / 'models'}", "--data_parallel_size=2", "--api_server_count=2")
     devices = {"JAX_NUM_CPU_DEVICES": "2", "NPROC": "40", "PJRT_NPROC": "40"}
     environment = stand_in.environment | devices | {"AIP_STORAGE_URI": "gs://models/path/of-one"}
+    before = len(stand_in.asked_for("-of-00002.safetensors"))
     with running_server(None, tmp_path / "log", *flags, **environment) as server:
         assert answer(server) == local_answer
-    asked = [each["path"] for each in stand_in.asked_for("-of-00002.safetensors") if "/o/" in each["path"]]
+    asked = [each["path"] for each in stand_in.asked_for("-of-00002.safetensors")[before:] if "/o/" in each["path"]]
     assert len(asked) == len(set(asked)) == 2
     assert list((tmp_path / "models").glob("gs--models--*/snapshots/*/config.json"))
 
