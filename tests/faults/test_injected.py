@@ -147,7 +147,7 @@ def test_a_text_process_that_is_stuck_costs_one_answer(folder, clean, tmp_path):
         "device.weights:oom",
         "device.kv:oom",
         "device.program:oom",
-        *sized([], [f"device.program:oom@{n}" for n in range(2, 11)]),  # all that there are
+        *sized([], [f"device.program:oom@{n}-" for n in range(2, 11)]),  # all that there are
     ],
 )
 def test_a_start_without_memory_ends_with_the_sums(folder, tmp_path, point):
@@ -167,6 +167,14 @@ def test_a_start_without_memory_ends_with_the_sums(folder, tmp_path, point):
     took = time.monotonic() - started
     assert took < sized(60, 10)
     record("F9", f"{point}: exit {code} after {took:.1f} s from the start")
+
+
+def test_a_program_without_memory_while_it_is_planned_is_planned_beside_fewer_blocks(folder, clean, tmp_path):
+    """F9: before anything is allocated that is no end yet."""
+    asked = {"prompt": [5] * 20, "max_tokens": 8, "temperature": 0}
+    with failing(folder, tmp_path / "log", "device.program:oom@1") as server:
+        assert answers(server, [asked], concurrency=1) == answers(clean, [asked], concurrency=1)
+        check_oracles(server)
 
 
 def test_a_step_that_finds_no_memory_loses_nobody(folder, asked, undisturbed, tmp_path):
