@@ -63,6 +63,7 @@ class Request:
     is_seated: bool = False  # the device knows who has the slot
     is_coming: bool = False  # it has blocks and a slot, and what is to be in the blocks is on its way
     num_cached: int = 0  # tokens of the prompt found in the prefix cache, as reported
+    number: int = 0  # as they came to the scheduler
     has_begun: bool = False  # it runs, or has run
     num_preemptions: int = 0  # times that its memory was taken away for others
     last_step: int = 0  # when it was put back: the number of the last step that may hold a slice of it

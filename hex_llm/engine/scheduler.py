@@ -3,10 +3,10 @@
 A request has `num_tokens` and `num_computed`, and a step closes some of the gap. A step is planned before the one
 before it has been read, so `schedule` counts a slice as computed at once, and `update` fills in the tokens later.
 
-First come, first served: whatever runs came before whatever waits. Memory that runs out is taken from the youngest,
-which starts again later with its output kept; the oldest never gives way, so there is always progress. Nobody gives way
-for ever: after a few times a request is lasting, and when it runs again others give way for it, older ones too. As many
-of these run at a time as there is memory for, whatever they come to need.
+First come, first served. Memory that runs out is taken from whoever was started last, which starts again later with its
+output kept; the first never gives way, so there is always progress. Nobody gives way for ever: after a few times a
+request is lasting, and when it runs again others give way for it, also those before it. As many of these run at a time
+as there is memory for, whatever they come to need; the next of them waits, and those behind it pass.
 
 A sequence that grows beyond `Limits.rope_switch` is computed anew, because all its keys are rotated otherwise then.
 
@@ -52,9 +52,10 @@ class Scheduler:
         self.limits = limits
         self.adapters = adapters or Adapters(0)
         self.pool = BlockPool(limits.num_blocks)
-        self.running: dict[str, Request] = {}  # oldest first
+        self.running: dict[str, Request] = {}  # in the order in which they were started
         self._lasting: dict[str, Request] = {}  # of those that run: they give way no more
-        self.waiting: OrderedDict[str, Request] = OrderedDict()  # oldest first
+        self.waiting: OrderedDict[str, Request] = OrderedDict()  # in the order in which they came
+        self._numbers = itertools.count()  # of requests, as they come
         self._slots = list(reversed(range(limits.max_running)))
         self._num_scheduled = 0  # steps
         self._num_read = 0  # steps
@@ -68,6 +69,7 @@ class Scheduler:
         self._making = Making()
 
     def add(self, request: Request) -> None:
+        request.number = next(self._numbers)
         self.waiting[request.id] = request
         self.adapters.wait(request)
 
@@ -224,6 +226,8 @@ class Scheduler:
         assert sorted(slots) == list(range(self.limits.max_running)), "a slot is lost, or given twice"
         for request in self.waiting.values():
             assert (request.slot, request.blocks, request.num_freed, request.num_computed) == (-1, [], 0, 0)
+        numbers = [request.number for request in self.waiting.values()]
+        assert numbers == sorted(numbers), "somebody waits behind one that came later"
         assert not any(request.num_pending > 1 for request in list(self.running.values())[:-1])
 
     def _step_tokens(self, running: Sequence[Request]) -> int:
@@ -304,6 +308,7 @@ class Scheduler:
         """
         self.adapters.allot(self.waiting.values())
         queue = iter(list(self.waiting.values()) if self._slots else ())
+        may_last = True
         while self._slots and plan.prefills and plan.tokens and not plan.promised:
             request = next(queue, None)
             # Nobody is left, or a token it was preempted without is still to come.
@@ -311,8 +316,13 @@ class Scheduler:
                 break
             if self.pool.num_free <= len(self.running):  # as `acquire` would find, but for a long prompt late
                 break
-            if not (self.adapters.has(request) and self._may_last(request)):
+            if not self.adapters.has(request):
                 continue
+            if request.num_preemptions >= MOST_PREEMPTIONS:
+                # Those behind one of these pass it, but for others of these: with less to come they always might.
+                may_last = may_last and self._may_last(request)
+                if not may_last:
+                    continue
             if self._outgrown(request):
                 request.is_long, request.keys = True, []
             keys = self._usable_keys(request)
@@ -324,9 +334,7 @@ class Scheduler:
                 found = max(found, [0] * self.limits.first_block(request.num_known), key=len)
             else:
                 count = min(count, found.count(0) + self.limits.most_blocks)
-            # A block to grow into for each running request. Progress rests on it: where prefills go first, one that
-            # gave way would otherwise take the very block back that it gave way for, again and again.
-            blocks = self.pool.acquire(found, count - len(found), spare=len(self.running))
+            blocks = self.pool.acquire(found, count - len(found), spare=self._spare(request))
             if blocks is None:
                 break
             self._start(request, blocks, len(found))
@@ -339,10 +347,18 @@ class Scheduler:
             pending = request.num_pending
             self._take(plan, request, min(pending, plan.tokens), pending, num_old_blocks=0)
 
+    def _spare(self, request: Request) -> int:
+        """How many blocks are to stay free beside those that a request starts with.
+
+        One to grow into for each that runs. Progress rests on it: where prefills go first, one that gave way would
+        otherwise take the very block back that it gave way for, again and again. Twice as many each time that it gave
+        way, so that it seldom does so often.
+        """
+        is_last = request.num_preemptions >= MOST_PREEMPTIONS  # it does so no more
+        return len(self.running) << (0 if is_last else request.num_preemptions)
+
     def _may_last(self, request: Request) -> bool:
         """Whether memory is enough for all that lasting requests can come to need, if this is to be one of them."""
-        if request.num_preemptions < MOST_PREEMPTIONS:
-            return True
         size, most = self.limits.block_size, self.limits.most_blocks
         lasting = (*self._lasting.values(), request)
         needs = (min(-(-(len(each.prompt) + each.max_output) // size), most) for each in lasting)
@@ -392,16 +408,19 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Takes a request's memory away, for others."""
         request.num_preemptions += 1
+        self._num_preemptions += 1
         self._put_back(request)
 
     def _put_back(self, request: Request) -> None:
-        """Has a request start again, output kept, ahead of all that wait."""
+        """Has a request start again, output kept, ahead of all that came later. As a rule that is all that wait."""
         self._stop(request)
         request.num_computed = 0
         request.last_step = self._num_scheduled
-        self._num_preemptions += 1
+        ahead = itertools.takewhile(lambda each: each.number < request.number, self.waiting.values())
+        in_front = [request.id, *reversed([each.id for each in ahead])]
         self.waiting[request.id] = request
-        self.waiting.move_to_end(request.id, last=False)
+        for name in in_front:
+            self.waiting.move_to_end(name, last=False)
         self.adapters.wait(request)
 
     def _stop(self, request: Request) -> None:

@@ -151,7 +151,8 @@ def disturb(
     assert sample(server, f'replica_restarts_total{{replica="{victim}"}}') == restarts + 1
     assert {replica for replica, pid in engines(server).items() if pid != pids[replica]} == {victim}
     middle = settled(server)
-    if victim < num_prefill:
+    # One that was stopped wakes up to write its stacks, and hands over what it has before it is ended.
+    if victim < num_prefill and number == signal.SIGKILL:
         assert middle.lost > before.lost
     assert Load(server, bodies(f"{salt} again")).answers() == undisturbed
     after = settled(server)
