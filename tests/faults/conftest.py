@@ -1,5 +1,8 @@
+from pathlib import Path
+
 import pytest
 
+from tests.checkpoints import write_llama
 from tests.server.servers import checked
 
 
@@ -10,3 +13,9 @@ def _checked():
         for name, value in checked().items():
             patch.setenv(name, value)
         yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A tiny model."""
+    return write_llama(tmp_path_factory.mktemp("model"))

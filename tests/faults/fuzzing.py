@@ -24,7 +24,6 @@ class Findings:
     faults: list[str] = field(default_factory=list)
     hangs: int = 0
     slowest_s: float = 0.0
-    slowest: int = -1
 
     @property
     def server_errors(self) -> int:
@@ -36,8 +35,7 @@ class Findings:
 
     def add(self, mutant: Mutant, status: str, seconds: float, fault: str | None) -> None:
         self.statuses[status] += 1
-        if seconds > self.slowest_s:
-            self.slowest_s, self.slowest = seconds, mutant.number
+        self.slowest_s = max(self.slowest_s, seconds)
         if fault is not None:
             self.faults.append(f"{mutant.number} {mutant.route}: {status}, {fault}; sent {mutant.body[:200]!r}")
 

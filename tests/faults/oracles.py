@@ -21,12 +21,18 @@ _ZERO = (
     "hexllm:requests_in_flight",
     "hexllm:admitted_sequences",
     "hexllm:queue_tokens",
+    "hexllm:replica_outstanding_tokens",
     'hexllm:kv_blocks{state="used"}',
-    'hexllm:kv_blocks{state="held"}',
     "hexllm:num_requests_running",
     "hexllm:num_requests_waiting",
     "hexllm:xla_compiles_after_ready_total",
     "hexllm:invariant_violations_total",
+)
+_ZERO_WHERE_THERE = (  # of adapters, and of engines of two kinds
+    'hexllm:kv_blocks{state="held"}',
+    'hexllm:lora_slots{state="used"}',
+    "hexllm:num_loras_loading",
+    "hexllm:num_requests_waiting_for_kv",
 )
 
 
@@ -86,7 +92,8 @@ def broken(
 ) -> list[str]:
     """What does not hold at this moment, in words."""
     metrics = server.metrics()
-    wrong = [f"{name} is {total:g}" for name in _ZERO if (total := _total(metrics, name))]
+    wrong = [f"there is no {name}" for name in _ZERO if not any(_is(name, sample) for sample in metrics)]
+    wrong += [f"{name} is {total:g}" for name in (*_ZERO, *_ZERO_WHERE_THERE) if (total := _total(metrics, name))]
     if (errors := metrics["hexllm:internal_errors_total"]) != internal_errors:
         wrong.append(f"{errors:g} internal errors, not {internal_errors}")
     received, ended = _total(metrics, "hexllm:requests_received_total"), outcomes(metrics)
@@ -175,7 +182,12 @@ def _disagreements(ledger: Ledger, ended: Counter[str]) -> list[str]:
 
 
 def _total(metrics: dict[str, float], name: str) -> float:
-    return sum(value for sample, value in metrics.items() if sample == name or sample.startswith(name + "{"))
+    return sum(value for sample, value in metrics.items() if _is(name, sample))
+
+
+def _is(name: str, sample: str) -> bool:
+    """Whether a sample is of the metric of this name, whatever its labels."""
+    return sample == name or sample.startswith(name + "{")
 
 
 def _num_blocks(metrics: dict[str, float]) -> int:

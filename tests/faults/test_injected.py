@@ -16,7 +16,6 @@ import pytest
 
 from hex_llm import faults
 from hex_llm.engine.scheduler import MOST_PREEMPTIONS
-from tests.checkpoints import write_llama
 from tests.faults.answers import answers, answers_of, bodies, ledger_of
 from tests.faults.crowd import crowding
 from tests.faults.oracles import check_oracles, take_baseline
@@ -27,11 +26,6 @@ from tests.server.servers import RunningServer, running_server
 COUNT = sized(150, 10_000)
 CONCURRENCY = sized(32, 128)
 FLAGS = ("--enable_prefix_cache_hbm", "--disable_log_requests", f"--max_queued_requests={4 * CONCURRENCY}")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +104,7 @@ def test_an_error_in_one_request_is_that_requests_alone(folder, clean, asked, un
         assert errors(of_words).keys() <= {"error:internal_error", "error:numerical_error"}
         assert errors(of_words)["error:internal_error"] >= 0.02 * len(words)
         injected = errors(of_words)["error:internal_error"]
+        assert injected == (tmp_path / "log").read_text().count("wants text.job to fail here")
         check_oracles(server, ledger_of(found + of_words), baseline, internal_errors=injected)
     num_failed = bad.total() + errors(of_words).total()
     record("F3", f"{num_failed} of {2 * COUNT} failed, all with 500; the others' answers are those of a clean run")
@@ -214,7 +209,7 @@ def test_clients_that_leave_cost_the_others_nothing(clean, asked, undisturbed):
         )
 
     found, ledger = asyncio.run(both())
-    check_oracles(clean, baseline=baseline)
+    check_oracles(clean, ledger + ledger_of(found), baseline)
     assert errors(found) == {}
     assert differing(found, undisturbed) == 0
     assert ledger.outcomes.keys() <= {ABORTED, COMPLETED}

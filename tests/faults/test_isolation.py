@@ -11,11 +11,11 @@ import pytest
 
 from hex_llm import faults
 from tests.checkpoints import write_llama
-from tests.faults.answers import answers, answers_of
+from tests.faults.answers import answers, answers_of, ledger_of
 from tests.faults.oracles import check_oracles, take_baseline
 from tests.faults.suite import record, sized
 from tests.lora.for_model import Adapters
-from tests.server.load import run_load
+from tests.server.load import ABORTED, COMPLETED, Ledger, run_load
 from tests.server.servers import RunningServer, running_server
 
 CONTEXT, VOCABULARY = sized(512, 1024), 250
@@ -87,9 +87,10 @@ def test_every_answer_is_that_of_the_request_alone(model, flags, alone, tmp_path
     assert len(set(expected)) > 0.9 * COUNT, "answers that are alike tell nothing"
     with running_server(model, tmp_path / "log", *flags, **{faults.VARIABLE: POISON}) as server:
         baseline = take_baseline(server)
-        found = asyncio.run(_with_others_that_leave(server, asked, seed))
+        found, ledger = asyncio.run(_with_others_that_leave(server, asked, seed))
         metrics = server.metrics()
-        check_oracles(server, baseline=baseline)
+        check_oracles(server, ledger + ledger_of(found), baseline)
+    assert ledger.outcomes.keys() <= {ABORTED, COMPLETED}, ledger.complaints
     wrong = [number for number, (one, other) in enumerate(zip(found, expected, strict=True)) if one != other]
     assert wrong == [], (found[wrong[0]], expected[wrong[0]])
     hits, given_way = (sum(v for n, v in metrics.items() if w in n) for w in ("cache_hits_total", "preemptions_total"))
@@ -102,13 +103,12 @@ def test_every_answer_is_that_of_the_request_alone(model, flags, alone, tmp_path
     )
 
 
-async def _with_others_that_leave(server: RunningServer, asked: list[dict], seed: int) -> list[str]:
+async def _with_others_that_leave(server: RunningServer, asked: list[dict], seed: int) -> tuple[list[str], Ledger]:
     leaving = bodies(seed + 1000)[: COUNT // 4]
-    found, _ = await asyncio.gather(
+    return await asyncio.gather(
         answers_of(server, asked, concurrency=32),
         run_load(server.url, leaving, concurrency=8, abort_share=1.0, seed=seed),
     )
-    return found
 
 
 def test_no_length_and_no_batch_is_compiled_after_the_start(model, tmp_path):

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.checkpoints import write_llama
+from tests.faults.oracles import check_oracles
 from tests.faults.suite import record, sized
 from tests.server.servers import RunningServer, children_of, running_server
 
@@ -21,11 +21,6 @@ BODY = {"prompt": "hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True
 FLAGS = ("--max_decode_seqs=1", "--max_num_batched_tokens=64")  # few programs: some servers here compile all
 IDLE = 0.05  # of a core
 BUSY = 1.5  # cores, at most, of a server that is short of something and has nothing to do
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +97,7 @@ def test_with_64_open_files_it_serves_those_that_it_has_room_for(folder, answer,
         log = (tmp_path / "log").read_text()
         assert "This process may open 64 files" in log
         assert len(log) < 100_000
+        check_oracles(server)
     record("F35", f"64 open files, 100 connections: {100 * crowded:.1f} % of a core; without them served as before")
 
 
@@ -116,6 +112,7 @@ def test_a_disk_without_room_for_the_log_and_the_cache_is_done_without(folder, a
             assert text(server) == answer
         assert load(server, sized(5, 10)) <= IDLE
         assert server.get("/ping").status_code == 200
+        check_oracles(server)
     assert (tmp_path / "log").stat().st_size <= 1000
     assert all(not path.exists() or path.stat().st_size <= 1000 for path in missing)
     # What is left of them is of no use, and in nobody's way.
@@ -136,6 +133,7 @@ def test_a_damaged_cache_is_passed_over_and_made_anew(folder, answer, cache, tmp
         path.write_bytes(data)
     with running_server(folder, tmp_path / "log", *FLAGS, keep(own)) as server:
         assert text(server) == answer
+        check_oracles(server)
     told = (tmp_path / "log").read_text()
     assert "is damaged; it is compiled again" in told
     assert "is damaged; what it keeps is made again" in told
@@ -184,4 +182,5 @@ def test_a_clock_that_jumps_an_hour_changes_nothing(folder, answer, cache, tmp_p
         metrics = server.metrics()
         assert metrics["hexllm:engine_last_step_age_seconds"] < 60
         assert load(server, 5) <= IDLE
+        check_oracles(server)
     record("F35", "the clock an hour ahead, then back, then right: all is served, and nothing ends")

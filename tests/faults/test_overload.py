@@ -7,10 +7,8 @@ import time
 from dataclasses import dataclass, field
 
 import orjson
-import pytest
 
 from hex_llm.bench.http_client import HttpClient
-from tests.checkpoints import write_llama
 from tests.faults.accelerator import AS_ON_AN_ACCELERATOR, IN_WORDS
 from tests.faults.clients import Times, stream, time_to_first_token
 from tests.faults.oracles import check_oracles, take_baseline
@@ -30,11 +28,6 @@ REFUSAL_S = sized(0.5, 0.05)  # CI has other tests on its two cores
 AT_ONCE = sized(300, 1280)
 IDLE = sized(300, 4096)
 PING_S = sized(3.0, 0.25)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_llama(tmp_path_factory.mktemp("model"))
 
 
 @dataclass

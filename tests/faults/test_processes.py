@@ -16,17 +16,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.checkpoints import write_llama
 from tests.faults.suite import record, sized
 from tests.server.load import COMPLETED, LOST, Ledger, random_body, run_load
-from tests.server.servers import FLAGS, RunningServer, children_of, free_port, running_server
+from tests.server.replicas import wait_for
+from tests.server.servers import FLAGS, RunningServer, children_of, free_port, is_gone, running_server
 
 ROUNDS = sized(2, 20)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +54,6 @@ def long_bodies(count: int, tokens: int = 200) -> list[dict]:
     ]
 
 
-def wait_for(condition, seconds: float, what: str) -> float:
-    """Returns how long it took."""
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started < seconds, what
-        time.sleep(0.02)
-    return time.monotonic() - started
-
-
 def load_all(server: RunningServer, count: int, tokens: int = 200) -> Load:
     """So many requests, all of them under way at the same time: none can end before the last has come."""
     os.kill(server.engine_pid, signal.SIGSTOP)
@@ -82,13 +68,6 @@ def load_all(server: RunningServer, count: int, tokens: int = 200) -> Load:
 def wait_until_busy(server: RunningServer, requests: int) -> None:
     seconds = 20 + requests / 100
     wait_for(lambda: server.metrics()["hexllm:requests_in_flight"] >= requests, seconds, "requests did not arrive")
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
-    except FileNotFoundError:
-        return True
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
@@ -135,7 +114,7 @@ def test_sigterm_lets_all_requests_finish_and_takes_no_more(folder, tmp_path):
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.01)
         server.process.send_signal(signal.SIGTERM)  # as `timeout` does: to the process, and to its group
-        noticed = wait_for(lambda: server.get("/ping").status_code == 503, 0.5, "/ping did not notice")
+        noticed = wait_for(lambda: server.get("/ping").status_code == 503, sized(0.5, 0.2), "/ping did not notice")
         assert server.get("/live").status_code == 200
         refusals = 0
         while server.process.poll() is None:

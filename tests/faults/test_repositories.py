@@ -18,6 +18,7 @@ from tokenizers import pre_tokenizers
 
 from tests.checkpoints import CHAT_TEMPLATE, write_llama
 from tests.faults.crowd import crowding
+from tests.faults.oracles import check_oracles
 from tests.faults.starts import refused
 from tests.faults.suite import record, sized
 from tests.server.servers import running_server
@@ -141,6 +142,7 @@ def test_a_server_springs_no_trap_of_its_model_and_survives_its_template(tmp_pat
                 slowest = max(slowest, seconds)
                 assert server.get("/ping").status_code == 200
             assert chat(server, "hello")[0] == 200
+            check_oracles(server)
         log = (tmp_path / "log").read_text()
     for part in ("hex_llm.server.api_server", "hex_llm.engine_process", "hex_llm.text.process"):
         assert any(part in who for who, _ in trapped.told("begun")), f"{part} was not watched"

@@ -1,6 +1,5 @@
 """Ports that cannot be had (F26), what a server says while it starts (F27), and its end before it is ready (F8)."""
 
-import contextlib
 import hashlib
 import os
 import signal
@@ -18,16 +17,11 @@ from tests.download.servers import running_stand_in
 from tests.faults.crowd import crowding
 from tests.faults.starts import End, server_end, slowest
 from tests.faults.suite import record, sized
-from tests.server.servers import RunningServer, children_of, running_server
+from tests.server.servers import RunningServer, children_of, is_gone, running_server
 
 # Is imported in the place of JAX: whoever touches the model comes past it.
 NO_JAX = "raise SystemExit('JAX was imported')"
 CAPBSET_DROP, NET_BIND_SERVICE = 24, 10  # as Linux numbers them
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("model"))
 
 
 def without_jax(tmp_path: Path) -> dict[str, str]:
@@ -119,12 +113,6 @@ def test_ping_is_503_from_the_first_seconds_until_a_token_can_be_had(folder, tmp
     assert max(accepted) < 2 * max(before, crowding()), accepted
     answers = f"/ping is 503 {looks} times of {looks}, then 200, and the next request has its token"
     record("F27", f"TCP is accepted {max(accepted):.1f} s after exec; {answers}")
-
-
-def is_gone(pid: int) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
-    return True
 
 
 def end_at(server: RunningServer, phase: str) -> float:

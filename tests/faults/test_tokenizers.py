@@ -10,6 +10,7 @@ from hex_llm.errors import RequestError
 from hex_llm.text.chat import render_chat
 from hex_llm.text.tokenizer import Tokenizer
 from tests.checkpoints import write_llama
+from tests.faults.oracles import check_oracles
 from tests.faults.starts import End, refused, server_end, slowest
 from tests.faults.suite import record, sized
 from tests.server.servers import running_server
@@ -88,6 +89,7 @@ def test_a_model_without_a_template_and_an_end_completes_and_says_why_it_does_no
         answer = server.post("/v1/completions", {"prompt": "hello", "max_tokens": 8})
         assert answer.status_code == 200
         assert answer.json()["choices"][0]["finish_reason"] == "length"
+        check_oracles(server)
     record(
         "F22", "without a template and without an end token it starts: chats 400 chat_template_missing, completions 200"
     )

@@ -19,6 +19,7 @@ from hex_llm.models import decoder
 from hex_llm.runner import runner as runner_module
 from hex_llm.runner.buckets import SEPARATE, TOGETHER
 from tests.checkpoints import write_llama
+from tests.faults.suite import record
 from tests.runner.engines import SMALL, make_engine, run, sharing, tokens
 
 VOCAB = 320
@@ -363,6 +364,7 @@ def test_a_found_prefix_with_nan_in_it_is_offered_once_and_no_more(folder):
     assert (tokens(spoilt), spoilt[-1].finish_reason) == ([], FinishReason.ERROR)
     (again,) = run(engine, asked)
     assert tokens(again) == tokens(expected)
+    record("F18", "NaN in a block of a prefix: the request that found it failed, and the next one's answer is right")
 
 
 def test_a_compiled_step_for_each_variant_and_one_for_all_give_the_same_output(folder, engine, monkeypatch):

@@ -36,6 +36,14 @@ class Ledger:
     def total(self) -> int:
         return self.outcomes.total()
 
+    def __add__(self, other: "Ledger") -> "Ledger":
+        return Ledger(
+            self.outcomes + other.outcomes,
+            self.tokens + other.tokens,
+            max(self.last_answer, other.last_answer),
+            self.complaints + other.complaints,
+        )
+
 
 async def ask(client: HttpClient, ledger: Ledger, body: dict[str, Any], *, abort_after_s: float | None = None) -> None:
     """One request to /v1/completions with `ignore_eos`. Whatever the answer, it is noted."""

@@ -83,7 +83,7 @@ def wait_for(condition: Callable[[], object], seconds: float, what: str) -> floa
     started = time.monotonic()
     while not condition():
         assert time.monotonic() - started < seconds, what
-        time.sleep(0.05)
+        time.sleep(0.02)
     return time.monotonic() - started
 
 

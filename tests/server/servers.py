@@ -81,6 +81,14 @@ class RunningServer:
         return pid
 
 
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, also one that nobody has asked after yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
+    except FileNotFoundError:
+        return True
+
+
 def children_of(pid: int) -> dict[int, str]:
     children = {}
     for folder in Path("/proc").iterdir():

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import write_llama
+from tests.faults.oracles import check_oracles
 from tests.faults.suite import record
 from tests.monitoring.page import check_metrics
 from tests.server.replicas import (
@@ -114,6 +115,7 @@ def test_when_a_replica_goes_the_other_takes_over_and_it_comes_back(server, undi
     before = sent(server)
     assert Load(server, bodies(tokens=5)).answers()
     assert min(now - then for now, then in zip(sent(server), before, strict=True)) > 0
+    check_oracles(server)
     name = signal.Signals(number).name
     record(
         "F28", f"{name} of one of two copies: {NUM_ASKED} of {NUM_ASKED} as undisturbed, up again after {back:.1f} s"

@@ -14,6 +14,7 @@ from hex_llm import faults
 from tests.checkpoints import write_llama
 from tests.download.servers import running_emulator, running_stand_in
 from tests.download.stand_in import TOKEN
+from tests.faults.oracles import check_oracles
 from tests.faults.suite import record
 from tests.server.servers import free_port, running_server
 
@@ -87,6 +88,7 @@ def test_a_source_that_fails_on_purpose_is_asked_again(model, stand_in, local_an
     environment[faults.VARIABLE] = "source.open:503@2-4,source.write:flip@1"
     with running_server(None, tmp_path / "log", f"--model={model}", **environment) as server:
         assert answer(server) == local_answer
+        check_oracles(server)
     assert f"answers 503, for {faults.VARIABLE} wants it to" in (log := (tmp_path / "log").read_text())
     assert "came damaged, and is downloaded once more" in log
     record("F25", f"{model.partition('/')[0].rstrip(':')}: a server whose downloads failed and came damaged is ready")
