@@ -1,28 +1,20 @@
 """What each of many requests is answered with, to be compared with what it is answered where nothing fails."""
 
 import asyncio
-import random
+import itertools
 from typing import Any
 
 import orjson
 
 from hex_llm.bench.http_client import HttpClient, HttpError
-from tests.server.load import COMPLETED, LOST, Ledger, random_body
+from tests.server.load import COMPLETED, LOST, Ledger, random_bodies
 from tests.server.servers import RunningServer
-
-PREFIX = 64  # tokens that a third of the prompts have in common
 
 
 def bodies(count: int, *, context: int = 256, vocabulary: int = 250, tokens: int = 40, seed: int = 0) -> list[dict]:
-    """As `random_body` has them, and each with the answers that its own words and seed give it."""
-    rng = random.Random(seed)
-    shared = [rng.randrange(3, vocabulary) for _ in range(PREFIX)]
-    made = []
-    for number in range(count):
-        body = random_body(rng, context - PREFIX, vocabulary, tokens)
-        prompt = (shared if rng.random() < 0.3 else []) + body["prompt"]
-        made.append(body | {"prompt": prompt, "seed": number})
-    return made
+    """As `random_bodies` has them, and each with the answers that its own words and seed give it."""
+    made = itertools.islice(random_bodies(seed, context, vocabulary, tokens), count)
+    return [body | {"seed": number} for number, body in enumerate(made)]
 
 
 def answers(server: RunningServer, asked: list[dict[str, Any]], *, concurrency: int) -> list[str]:

@@ -123,7 +123,7 @@ def processes(server: RunningServer) -> dict[str, Process]:
     names = {server.process.pid: "front"} | {pid: _name(line) for pid, line in server.children().items()}
     for pid, name in names.items():
         with contextlib.suppress(FileNotFoundError):  # it has just ended
-            one, before = _look_at(pid), found.get(name, Process(0, 0, 0))
+            one, before = look_at(pid), found.get(name, Process(0, 0, 0))
             found[name] = Process(
                 one.files + before.files, one.threads + before.threads, one.memory_mib + before.memory_mib
             )
@@ -142,7 +142,7 @@ def _name(command: str) -> str:
     return "other"
 
 
-def _look_at(pid: int) -> Process:
+def look_at(pid: int) -> Process:
     folder = Path(f"/proc/{pid}")
     status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines() if ":" in line)
     resident = int(status["VmRSS"].split()[0]) / 1024 if "VmRSS" in status else 0.0

@@ -3,6 +3,7 @@
 import contextlib
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -36,6 +37,8 @@ class Pings:
         return {*self.statuses} == {"200"}
 
     def __str__(self) -> str:
+        if not self.seconds:
+            return "/ping has not answered"
         p99, slowest = (1000 * share(self.seconds, part) for part in (0.99, 1))
         return f"/ping p99 {p99:.0f} ms, the slowest {slowest:.0f} ms of {len(self.seconds)}"
 
@@ -44,15 +47,18 @@ class Pings:
 def pinging(server: RunningServer) -> Iterator[Pings]:
     """Fills what it gives when it ends."""
     pings = Pings()
-    program = subprocess.Popen([sys.executable, "-c", _PROGRAM, str(server.port)], stdout=subprocess.PIPE, text=True)
-    try:
-        yield pings
-    finally:
-        program.terminate()
-        for line in program.communicate()[0].splitlines():
-            if len(parts := line.split()) == 2:  # or it was ended within a line
-                pings.statuses.append(parts[0])
-                pings.seconds.append(float(parts[1]))
+    with tempfile.TemporaryFile("w+") as out:  # a pipe that nobody reads meanwhile is full after two minutes
+        program = subprocess.Popen([sys.executable, "-c", _PROGRAM, str(server.port)], stdout=out)
+        try:
+            yield pings
+        finally:
+            program.terminate()
+            program.wait()
+            out.seek(0)
+            for line in out:
+                if len(parts := line.split()) == 2:  # or it was ended within a line
+                    pings.statuses.append(parts[0])
+                    pings.seconds.append(float(parts[1]))
 
 
 def share(values: list[float], part: float) -> float:

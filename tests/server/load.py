@@ -4,7 +4,7 @@ import asyncio
 import collections
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import orjson
 from hex_llm.bench.http_client import HttpClient, HttpError, Response
 
 COMPLETED, ABORTED, LOST, UNREACHABLE = "completed", "aborted", "lost", "unreachable"
+PREFIX = 64  # tokens that a third of the prompts have in common
 
 
 @dataclass
@@ -23,6 +24,7 @@ class Ledger:
 
     outcomes: collections.Counter[str] = field(default_factory=collections.Counter)
     tokens: int = 0
+    first_s: list[float] = field(default_factory=list)  # until the first piece of each stream that was completed
     last_answer: float = 0.0  # when, by time.monotonic()
     complaints: list[str] = field(default_factory=list)
 
@@ -47,12 +49,13 @@ class Ledger:
 
 async def ask(client: HttpClient, ledger: Ledger, body: dict[str, Any], *, abort_after_s: float | None = None) -> None:
     """One request to /v1/completions with `ignore_eos`. Whatever the answer, it is noted."""
+    started = time.perf_counter()
     try:
         async with (
             asyncio.timeout(abort_after_s),
             client.request("POST", "/v1/completions", orjson.dumps(body)) as response,
         ):
-            await _read(response, ledger, body)
+            await _read(response, ledger, body, started)
     except TimeoutError:
         ledger.note(ABORTED)
     except (HttpError, AssertionError, ValueError, KeyError) as error:
@@ -60,8 +63,10 @@ async def ask(client: HttpClient, ledger: Ledger, body: dict[str, Any], *, abort
         ledger.note(outcome, f"{type(error).__name__}: {error}; asked for {body['max_tokens']} tokens")
 
 
-async def _read(response: Response, ledger: Ledger, body: dict[str, Any]) -> None:
-    content = await response.read_all()
+async def _read(response: Response, ledger: Ledger, body: dict[str, Any], started: float) -> None:
+    piece = await response.read()
+    first_s = time.perf_counter() - started
+    content = piece + await response.read_all()
     if response.status != 200:
         ledger.note(orjson.loads(content)["error"]["code"] or "invalid")
         return
@@ -77,6 +82,8 @@ async def _read(response: Response, ledger: Ledger, body: dict[str, Any]) -> Non
         assert events[-1] == b"[DONE]", "a stream was cut without a word"
         usage = orjson.loads(events[-2])["usage"]
     assert usage["completion_tokens"] == wanted, f"{usage['completion_tokens']} tokens"
+    if body.get("stream"):
+        ledger.first_s.append(first_s)
     ledger.tokens += wanted
     ledger.note(COMPLETED)
 
@@ -96,17 +103,29 @@ def random_body(rng: random.Random, context: int, vocabulary: int, max_tokens: i
     }
 
 
+def random_bodies(seed: int, context: int, vocabulary: int, max_tokens: int) -> Iterator[dict[str, Any]]:
+    """Without end: as `random_body` has them, and a third with the same beginning."""
+    rng = random.Random(seed)
+    shared = [rng.randrange(3, vocabulary) for _ in range(PREFIX)]
+    while True:
+        body = random_body(rng, context - PREFIX, vocabulary, max_tokens)
+        yield body | {"prompt": (shared if rng.random() < 0.3 else []) + body["prompt"]}
+
+
 async def run_load(
     url: str,
-    bodies: list[dict[str, Any]],
+    bodies: Iterable[dict[str, Any]],
     *,
     concurrency: int,
     abort_share: float = 0.0,
     seed: int = 0,
     headers: Mapping[str, str] | None = None,
+    ledger: Ledger | None = None,
 ) -> Ledger:
-    """Sends all bodies, so many at a time; a share of them is given up by the client on the way."""
-    ledger, rng = Ledger(), random.Random(seed)
+    """Sends all bodies, so many at a time; a share of them is given up by the client on the way. The ledger is the
+    one that it was given, or its own.
+    """
+    ledger, rng = ledger or Ledger(), random.Random(seed)
     client = HttpClient(url, headers or {})
     left = iter(bodies)
 

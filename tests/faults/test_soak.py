@@ -1,0 +1,39 @@
+"""F36 in seconds: `benchmarks/soak_server.py`, which runs for a day, looks at each rest and judges what it saw."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.soak_server import drifted, usual_p99
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "soak_server.py"
+STRETCH = re.compile(r"stretch (\d): \d+ requests .* (\d+) given up, \d+ refused, 0 lost; first token p50 \d+ ms, p99")
+
+
+def test_a_soak_of_seconds_looks_at_the_server_at_each_rest():
+    # How soon tokens come says more about the other tests on these cores.
+    flags = ("--hours=0.0025", "--rests=3", "--warm-up=100", "--concurrency=16", "--drift=100", "--ping-ms=10000")
+    done = subprocess.run([sys.executable, SCRIPT, *flags], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    stretches = STRETCH.findall(done.stdout)
+    assert [number for number, _ in stretches] == ["1", "2", "3"], done.stdout
+    assert all(int(given_up) for _, given_up in stretches), done.stdout
+    assert all(name in done.stdout for name in ("front", "engine", "text", "this one"))
+
+
+def test_a_soak_whose_first_tokens_come_later_and_later_fails():
+    assert drifted([0.10], 0.1) == []
+    assert drifted([0.10, 0.05, 0.109, 0.10], 0.1) == []
+    (words,) = drifted([0.10, 0.105, 0.12], 0.1)
+    assert words.startswith("stretch 3: ")
+    assert "120 ms, 20 % above the 100 ms" in words
+
+
+def test_a_moment_of_waiting_is_no_drift_and_a_slow_hour_is():
+    well = [0.1] * 1000
+    assert usual_p99(well) == usual_p99([*well[:900], *[5.0] * 100]) == pytest.approx(0.1)
+    assert usual_p99([0.1, 0.1, 0.1, 0.2] * 250) == pytest.approx(0.2)
+    assert usual_p99([0.3]) == pytest.approx(0.3)
