@@ -40,10 +40,11 @@ class Ledger:
 
     def __add__(self, other: "Ledger") -> "Ledger":
         return Ledger(
-            self.outcomes + other.outcomes,
-            self.tokens + other.tokens,
-            max(self.last_answer, other.last_answer),
-            self.complaints + other.complaints,
+            outcomes=self.outcomes + other.outcomes,
+            tokens=self.tokens + other.tokens,
+            first_s=self.first_s + other.first_s,
+            last_answer=max(self.last_answer, other.last_answer),
+            complaints=self.complaints + other.complaints,
         )
 
 
