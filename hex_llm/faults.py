@@ -28,7 +28,7 @@ POINTS: Mapping[str, tuple[str, ...]] = {
     "engine.step": (RAISE, KILL, SLEEP),  # before a step is handed to the device
     "engine.preempt": (NOW,),  # as often; takes the youngest request's memory away
     "engine.row": (NAN,),  # for each sequence that a step gives a token to
-    "device.weights": (OUT_OF_MEMORY,),  # before the weights are loaded
+    "device.weights": (OUT_OF_MEMORY, SLEEP),  # before the weights are loaded
     "device.kv": (OUT_OF_MEMORY,),  # before the KV cache is allocated
     "device.program": (OUT_OF_MEMORY,),  # for each program that is compiled
     "device.step": (OUT_OF_MEMORY,),  # in a step, when the KV cache has been given to it

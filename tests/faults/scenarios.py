@@ -45,7 +45,7 @@ SCENARIOS = (
     ),
     Scenario(
         "F8",
-        "SIGTERM while the model is downloaded, memory planned, programs compiled",
+        "SIGTERM while the model is downloaded, memory planned, weights loaded, programs compiled",
         "exit within 5 s, no partial file under its name",
         "faults/test_starts.py",
     ),
