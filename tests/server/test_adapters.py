@@ -46,11 +46,13 @@ def model(tmp_path_factory) -> Path:
 def stand_in(model, tmp_path_factory):
     """Of the hub and of Cloud Storage, with adapters."""
     adapters = Adapters(model)
+    others = Adapters(write_llama(tmp_path_factory.mktemp("other"), num_key_value_heads=8))
     with running_stand_in(tmp_path_factory.mktemp("stand_in")) as running:
         for number in range(NUM_ADAPTERS):
             adapters.write(running.bucket(f"adapters/good/{number}"), number, rank=1 + number % 4)
         adapters.write(running.hub("test/adapter"), seed=1000)
         _write_bad(running, adapters)
+        others.write(running.bucket("adapters/bad/other-base"), 1, base_model_name_or_path="somebody/other")
         yield running
 
 
@@ -151,6 +153,7 @@ BAD: dict[str, tuple[int, str]] = {
     "rank-0": (400, "adapter_invalid"),
     "rank-8-below-0": (400, "adapter_invalid"),
     "other-size": (400, "adapter_invalid"),
+    "other-base": (400, "adapter_invalid"),
     "unknown-target": (400, "adapter_invalid"),
     "dora": (400, "adapter_invalid"),
     "modules-to-save": (400, "adapter_invalid"),
@@ -158,6 +161,7 @@ BAD: dict[str, tuple[int, str]] = {
     "fan-in": (400, "adapter_invalid"),
     "nan": (400, "adapter_invalid"),
     "bin-only": (400, "adapter_invalid"),
+    "5-gigabytes": (400, "adapter_invalid"),
     "no-config": (400, "adapter_invalid"),
     "not-json": (400, "adapter_invalid"),
     "cut-short": (400, "adapter_invalid"),
@@ -212,8 +216,19 @@ def _write_bad(stand_in: RunningStandIn, adapters: Adapters) -> None:
     weights.write_bytes(weights.read_bytes()[:-10])
 
 
-def test_bad_adapters_are_refused_while_others_run_undisturbed(server):
+def _announced(name: str, sizes: dict[str, int]) -> dict:
+    """What the stand-in says of objects that nobody has written."""
+    objects = [
+        {"name": f"bad/{name}/{file}", "size": str(size), "generation": "1", "crc32c": "AAAAAA=="}
+        for file, size in sizes.items()
+    ]
+    return {"match": f"prefix=bad%2F{name}%2F", "body": json.dumps({"items": objects}), "times": 1000}
+
+
+def test_bad_adapters_are_refused_while_others_run_undisturbed(server, stand_in):
     """F23. Those that run are of the model alone and of good adapters."""
+    sizes = {"adapter_config.json": 1000, "adapter_model.safetensors": 5 * 10**9}
+    stand_in.set_faults(_announced("5-gigabytes", sizes))
     rng = random.Random(1)
     bodies = [random_body(rng, 128, 320, 24) for _ in range(BESIDE)]
     for each in bodies:
