@@ -134,9 +134,10 @@ SCENARIOS = (
     ),
     Scenario(
         "F25",
-        "a hub and a Cloud Storage that fail in every way",
-        "what may pass is retried; what may not is exit 6 within 5 s; no partial file",
-        "download/test_faults.py server/test_remote_models.py",
+        "a hub and a Cloud Storage that fail in every way; adapters that come slowly beside streams",
+        "what may pass is retried; what may not is exit 6 within 5 s; no partial file; the streams' gaps at p99 at most"
+        " doubled",
+        "download/test_faults.py server/test_remote_models.py server/test_adapters.py",
     ),
     Scenario(
         "F26",
