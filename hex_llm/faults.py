@@ -28,7 +28,7 @@ POINTS: Mapping[str, tuple[str, ...]] = {
     "engine.step": (RAISE, KILL, SLEEP),  # before a step is handed to the device
     "engine.preempt": (NOW,),  # as often; takes the youngest request's memory away
     "engine.row": (NAN,),  # for each sequence that a step gives a token to
-    "device.weights": (OUT_OF_MEMORY,),  # before the weights are loaded
+    "device.weights": (OUT_OF_MEMORY, SLEEP),  # before the weights are loaded
     "device.kv": (OUT_OF_MEMORY,),  # before the KV cache is allocated
     "device.program": (OUT_OF_MEMORY,),  # for each program that is compiled
     "device.step": (OUT_OF_MEMORY,),  # in a step, when the KV cache has been given to it
@@ -89,14 +89,22 @@ def parse(text: str) -> dict[str, _Fault]:
         if kind not in POINTS[point]:
             raise ConfigError(f"{VARIABLE}={each}: at {point} there may be {', '.join(POINTS[point])}, not {action!r}.")
         try:
-            seconds = float(action.removeprefix(SLEEP)) if kind == SLEEP else 0.0
+            seconds = _parse_seconds(action.removeprefix(SLEEP)) if kind == SLEEP else 0.0
             faults[point] = _Fault(kind, seconds, *_parse_when(when))
         except ValueError:
             raise ConfigError(
-                f"{VARIABLE}={each}: it is POINT:ACTION@WHEN, where sleep has its seconds behind it (sleep30), and WHEN"
-                " is a number from 1 on, two with - between, one with - behind, or a share such as 0.1."
+                f"{VARIABLE}={each}: it is POINT:ACTION@WHEN, where sleep has its seconds, 0 or more, behind it"
+                " (sleep30), and WHEN is a number from 1 on, two with - between, one with - behind, or a share such as"
+                " 0.1."
             ) from None
     return faults
+
+
+def _parse_seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < math.inf:  # nor NaN
+        raise ValueError
+    return seconds
 
 
 def _parse_when(text: str) -> tuple[int, float, float]:

@@ -52,6 +52,21 @@ async def stream(client: HttpClient, body: dict[str, Any], times: Times, ledger:
     ledger.note(COMPLETED)
 
 
+async def stream_for(server: RunningServer, seconds: float, count: int) -> tuple[Times, Ledger]:
+    """So many streams at a time, one after the other; the last of them begin within these seconds."""
+    times, ledger = Times(), Ledger()
+    client = HttpClient(server.url, server.headers)
+    end = time.monotonic() + seconds
+
+    async def one() -> None:
+        while time.monotonic() < end:
+            await stream(client, {"prompt": [5, 6, 7], "max_tokens": 150}, times, ledger)
+
+    await asyncio.gather(*(one() for _ in range(count)))
+    client.close()
+    return times, ledger
+
+
 async def time_to_first_token(server: RunningServer, count: int = 50) -> float:
     """The median of so many requests, one after the other."""
     client, times, ledger = HttpClient(server.url, server.headers), Times(), Ledger()

@@ -274,11 +274,16 @@ def test_a_message_that_is_lost_costs_nobody_an_answer_where_there_are_two_engin
 
 
 def test_a_fault_is_refused_where_the_server_has_users(folder, tmp_path):
+    """Or may have: of several hosts, one that follows does not know."""
+    hosts = ("--num_hosts=2", "--coordinator_address=127.0.0.1:1")
     for number, (flags, words) in enumerate(
         [
             ({"keys": ["secret"]}, "and so are API keys"),
             ({"flags": ("--host=0.0.0.0",)}, "can be reached from elsewhere"),
+            ({"flags": (*hosts, "--host_rank=0")}, "faults on purpose are for one host"),
+            ({"flags": (*hosts, "--host_rank=1")}, "faults on purpose are for one host"),
             ({"what": "engine.step:explode"}, "not 'explode'"),
+            ({"what": "engine.step:sleepinf"}, "its seconds, 0 or more"),
         ]
     ):
         log = tmp_path / f"log{number}"

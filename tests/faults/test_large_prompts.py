@@ -8,7 +8,7 @@ import orjson
 
 from hex_llm.bench.http_client import HttpClient
 from tests.faults.accelerator import AS_ON_AN_ACCELERATOR, IN_WORDS
-from tests.faults.clients import Times, stream
+from tests.faults.clients import Times, stream_for
 from tests.faults.oracles import check_oracles, take_baseline
 from tests.faults.pinging import pinging, share
 from tests.faults.suite import record, sized
@@ -30,20 +30,6 @@ def large_requests() -> list[tuple[str, bytes]]:
         ("/v1/completions", orjson.dumps({"prompt": word, "max_tokens": 4})),
         ("/v1/chat/completions", orjson.dumps({"messages": [{"role": "user", "content": word}], "max_tokens": 4})),
     ]
-
-
-async def stream_for(server: RunningServer, seconds: float) -> tuple[Times, Ledger]:
-    times, ledger = Times(), Ledger()
-    client = HttpClient(server.url, {})
-    end = time.monotonic() + seconds
-
-    async def one() -> None:
-        while time.monotonic() < end:
-            await stream(client, {"prompt": [5, 6, 7], "max_tokens": 150}, times, ledger)
-
-    await asyncio.gather(*(one() for _ in range(STREAMS)))
-    client.close()
-    return times, ledger
 
 
 async def send_large(server: RunningServer, seconds: float) -> list[tuple[int, float]]:
@@ -69,12 +55,12 @@ async def send_large(server: RunningServer, seconds: float) -> list[tuple[int, f
 
 def test_prompts_of_megabytes_are_refused_while_streams_go_on(folder, tmp_path):
     with running_server(folder, tmp_path / "log", "--disable_log_requests", **AS_ON_AN_ACCELERATOR) as server:
-        alone, _ = asyncio.run(stream_for(server, SECONDS / 2))
+        alone, _ = asyncio.run(stream_for(server, SECONDS / 2, STREAMS))
         asyncio.run(send_large(server, 0.1))  # memory for bodies is taken once, and kept
         baseline = take_baseline(server)
 
         async def both() -> tuple[tuple[Times, Ledger], list[tuple[int, float]]]:
-            return await asyncio.gather(stream_for(server, SECONDS), send_large(server, SECONDS))
+            return await asyncio.gather(stream_for(server, SECONDS, STREAMS), send_large(server, SECONDS))
 
         with pinging(server) as pings:
             (beside, ledger), answers = asyncio.run(both())

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from hex_llm import faults
 from tests.checkpoints import write_llama
 from tests.download.servers import running_stand_in
 from tests.faults.crowd import crowding
@@ -131,12 +132,15 @@ def end_at(server: RunningServer, phase: str) -> float:
     return seconds
 
 
-@pytest.mark.parametrize("phase", ["starting", "planning memory", "compiling"])
+@pytest.mark.parametrize("phase", ["starting", "planning memory", "loading weights", "compiling"])
 def test_sigterm_ends_a_start(phase, folder, tmp_path):
+    # The weights of so small a model are there before anybody could see that they are loaded.
+    held = {faults.VARIABLE: "device.weights:sleep60"} if phase == "loading weights" else {}
     seconds = []
     for number in range(sized(1, 10)):
         cache = tmp_path / f"cache-{number}"
-        with running_server(folder, tmp_path / "log", f"--compilation_cache_dir={cache}", ready=False) as server:
+        flags = (f"--compilation_cache_dir={cache}",)
+        with running_server(folder, tmp_path / "log", *flags, ready=False, **held) as server:
             seconds.append(end_at(server, phase))
         # JAX's own entries may be half: tests/runner/test_cache_folder.py has what becomes of those.
         for path in (each for each in cache.glob("lowered/[a-z]*") if each.suffix != ".lock"):

@@ -128,6 +128,13 @@ def test_fields_of_old_and_new_versions_that_change_nothing_are_no_reason_to_ref
     assert set(read(tmp_path)) == {Q0}
 
 
+@pytest.mark.parametrize("name", ["meta-llama/Llama-2-7b-hf", "/home/somebody/base", "", None])
+def test_what_the_base_model_is_called_is_no_reason_to_refuse(tmp_path, name):
+    """It is called by where it lay when the adapter was trained, and a model lies in many places."""
+    write_adapter(tmp_path, peft_config(base_model_name_or_path=name), tensors_of(random_pairs(Q0)))
+    assert set(read(tmp_path)) == {Q0}
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

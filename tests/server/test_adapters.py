@@ -2,9 +2,11 @@
 refused and disturb nobody."""
 
 import asyncio
+import itertools
 import json
 import random
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +16,10 @@ import pytest
 
 from tests.checkpoints import write_llama
 from tests.download.servers import RunningStandIn, running_emulator, running_stand_in
+from tests.faults.accelerator import AS_ON_AN_ACCELERATOR, IN_WORDS
+from tests.faults.clients import stream_for
 from tests.faults.oracles import check_oracles
+from tests.faults.pinging import share
 from tests.faults.suite import record, sized
 from tests.lora.adapters import peft_config, write_adapter
 from tests.lora.for_model import Adapters
@@ -24,6 +29,8 @@ from tests.server.servers import RunningServer, checked, running_server
 
 NUM_ADAPTERS, NUM_SLOTS, CONCURRENCY = 200, 16, 64
 BESIDE, ROUNDS = sized((1000, 1), (10_000, 2))  # good requests, and how often each bad adapter is asked for meanwhile
+STREAMS, AT_A_TIME, BYTES_A_SECOND = 4, 8, 10_000  # beside adapters, so many at a time, that come so slowly
+WAVES, GAPS = sized((1, 100), (8, 2))  # how often, and how much longer: CI has other tests on its two cores
 SETTINGS = (
     "--enable_lora",
     f"--max_num_mem_cached_lora={NUM_SLOTS}",
@@ -46,11 +53,13 @@ def model(tmp_path_factory) -> Path:
 def stand_in(model, tmp_path_factory):
     """Of the hub and of Cloud Storage, with adapters."""
     adapters = Adapters(model)
+    others = Adapters(write_llama(tmp_path_factory.mktemp("other"), num_key_value_heads=8))
     with running_stand_in(tmp_path_factory.mktemp("stand_in")) as running:
         for number in range(NUM_ADAPTERS):
             adapters.write(running.bucket(f"adapters/good/{number}"), number, rank=1 + number % 4)
         adapters.write(running.hub("test/adapter"), seed=1000)
         _write_bad(running, adapters)
+        others.write(running.bucket("adapters/bad/other-base"), 1, base_model_name_or_path="somebody/other")
         yield running
 
 
@@ -151,6 +160,7 @@ BAD: dict[str, tuple[int, str]] = {
     "rank-0": (400, "adapter_invalid"),
     "rank-8-below-0": (400, "adapter_invalid"),
     "other-size": (400, "adapter_invalid"),
+    "other-base": (400, "adapter_invalid"),
     "unknown-target": (400, "adapter_invalid"),
     "dora": (400, "adapter_invalid"),
     "modules-to-save": (400, "adapter_invalid"),
@@ -158,6 +168,7 @@ BAD: dict[str, tuple[int, str]] = {
     "fan-in": (400, "adapter_invalid"),
     "nan": (400, "adapter_invalid"),
     "bin-only": (400, "adapter_invalid"),
+    "5-gigabytes": (400, "adapter_invalid"),
     "no-config": (400, "adapter_invalid"),
     "not-json": (400, "adapter_invalid"),
     "cut-short": (400, "adapter_invalid"),
@@ -212,8 +223,19 @@ def _write_bad(stand_in: RunningStandIn, adapters: Adapters) -> None:
     weights.write_bytes(weights.read_bytes()[:-10])
 
 
-def test_bad_adapters_are_refused_while_others_run_undisturbed(server):
+def _announced(name: str, sizes: dict[str, int]) -> dict:
+    """What the stand-in says of objects that nobody has written."""
+    objects = [
+        {"name": f"bad/{name}/{file}", "size": str(size), "generation": "1", "crc32c": "AAAAAA=="}
+        for file, size in sizes.items()
+    ]
+    return {"match": f"prefix=bad%2F{name}%2F", "body": json.dumps({"items": objects}), "times": 1000}
+
+
+def test_bad_adapters_are_refused_while_others_run_undisturbed(server, stand_in):
     """F23. Those that run are of the model alone and of good adapters."""
+    sizes = {"adapter_config.json": 1000, "adapter_model.safetensors": 5 * 10**9}
+    stand_in.set_faults(_announced("5-gigabytes", sizes))
     rng = random.Random(1)
     bodies = [random_body(rng, 128, 320, 24) for _ in range(BESIDE)]
     for each in bodies:
@@ -230,6 +252,8 @@ def test_bad_adapters_are_refused_while_others_run_undisturbed(server):
     assert ledger.outcomes == {COMPLETED: BESIDE}, ledger.complaints
     expected = [(name, *BAD[name]) for name in BAD] + [(name, 403, "adapter_not_allowed") for name in FORBIDDEN]
     assert refused == expected * ROUNDS
+    assert stand_in.asked_for("prefix=bad%2F5-gigabytes")
+    assert not stand_in.asked_for("5-gigabytes%2Fadapter_")
     assert texts(server, [body(number, good(number)) for number in range(8)], concurrency=8) == before
     idle(server)
     served = f"{ledger.total} of {len(bodies)} requests beside them are served"
@@ -270,6 +294,42 @@ def test_an_adapter_that_is_replaced_is_another_one(server, stand_in, model):
             return
         asyncio.run(asyncio.sleep(0.5))
     pytest.fail("the new one never came")
+
+
+def test_streams_go_on_while_adapters_come_slowly(model, stand_in, tmp_path):
+    """F25. The streams are of the model alone, beside requests that wait for adapters, and then run with them."""
+    adapters, names = Adapters(model), [f"slow-{number}" for number in range(WAVES * AT_A_TIME)]
+    for number, name in enumerate(names):
+        adapters.write(stand_in.bucket(f"adapters/good/{name}"), number, rank=4)
+    size = (stand_in.bucket("adapters/good/slow-0") / "adapter_model.safetensors").stat().st_size
+    wave_s = size // BYTES_A_SECOND
+    stand_in.set_faults({"match": "good%2Fslow-", "bytes_a_second": BYTES_A_SECOND, "times": 10**6})
+
+    async def gaps_beside(bodies: list[dict]) -> list[float]:
+        started = time.monotonic()
+        (times, streams), loads = await asyncio.gather(
+            stream_for(server, wave_s + 2, STREAMS), run_load(server.url, bodies, concurrency=AT_A_TIME)
+        )
+        assert streams.outcomes.keys() == {COMPLETED}
+        assert loads.outcomes[COMPLETED] == loads.total == len(bodies), loads.complaints
+        assert not bodies or loads.last_answer > started + wave_s > started, "they came faster than they were to"
+        assert max(times.first_s + times.gaps_s) < wave_s, "who decodes has waited for a download"
+        return times.gaps_s
+
+    alone, beside = [], []
+    environment = stand_in.environment | AS_ON_AN_ACCELERATOR
+    with running_server(model, tmp_path / "log", *SETTINGS, ALLOWED, **environment) as server:
+        for wave in itertools.batched(enumerate(names), AT_A_TIME):  # by turns: others may use the machine
+            alone += asyncio.run(gaps_beside([]))
+            beside += asyncio.run(gaps_beside([body(number, good(name)) for number, name in wave]))
+        idle(server)
+    gap, gap_alone = share(beside, 0.99), share(alone, 0.99)
+    assert gap < GAPS * gap_alone
+    record(
+        "F25",
+        f"{len(names)} adapters that come at {BYTES_A_SECOND // 1000} kB/s, {AT_A_TIME} at a time: {IN_WORDS}, gaps of"
+        f" {STREAMS} streams p99 {1000 * gap:.0f} ms, {1000 * gap_alone:.0f} ms without",
+    )
 
 
 def test_an_adapter_from_a_real_emulator_of_cloud_storage(model, tmp_path, stand_in):
