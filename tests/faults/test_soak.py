@@ -5,9 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from benchmarks.soak_server import drifted, usual_p99
+from benchmarks.soak_server import drifted
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "soak_server.py"
 STRETCH = re.compile(r"stretch (\d): \d+ requests .* (\d+) given up, \d+ refused, 0 lost; first token p50 \d+ ms, p99")
@@ -26,14 +24,7 @@ def test_a_soak_of_seconds_looks_at_the_server_at_each_rest():
 
 def test_a_soak_whose_first_tokens_come_later_and_later_fails():
     assert drifted([0.10], 0.1) == []
-    assert drifted([0.10, 0.05, 0.109, 0.10], 0.1) == []
-    (words,) = drifted([0.10, 0.105, 0.12], 0.1)
-    assert words.startswith("stretch 3: ")
-    assert "120 ms, 20 % above the 100 ms" in words
-
-
-def test_a_moment_of_waiting_is_no_drift_and_a_slow_hour_is():
-    well = [0.1] * 1000
-    assert usual_p99(well) == usual_p99([*well[:900], *[5.0] * 100]) == pytest.approx(0.1)
-    assert usual_p99([0.1, 0.1, 0.1, 0.2] * 250) == pytest.approx(0.2)
-    assert usual_p99([0.3]) == pytest.approx(0.3)
+    assert drifted([0.10, 0.11], 0.101) == []
+    assert drifted([0.10, 0.10, 0.10, 0.105, 5.0, 0.10], 0.1) == [], "a stretch in which others had the machine"
+    (words,) = drifted([0.10, 0.10, 0.10, 9.0, 0.12, 0.12, 0.12], 0.1)
+    assert "is 120 ms in the later half of the stretches, 20 % above the 100 ms of the earlier one" in words
