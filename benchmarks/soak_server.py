@@ -218,8 +218,8 @@ def drifted(p99s: list[float], limit: float) -> list[str]:
         return []
     return [
         f"the p99 of the first token is {1000 * later:.0f} ms in the later half of the stretches, "
-        f"{100 * (later / earlier - 1):.0f} % above the {1000 * earlier:.0f} ms of the earlier one; {100 * limit:.0f} % "
-        "are allowed"
+        f"{100 * (later / earlier - 1):.0f} % above the {1000 * earlier:.0f} ms of the earlier one; "
+        f"{100 * limit:.0f} % are allowed"
     ]
 
 
