@@ -340,7 +340,7 @@ def test_what_runs_when_the_devices_memory_runs_out_is_computed_again(folder, mo
     monkeypatch.setattr(runner_module, "reach", reach)
     assert [tokens(each) for each in run(engine, *asked)] == expected
     assert engine.stats().total_ooms == 1
-    assert engine.stats().total_preemptions > 0
+    assert engine.stats().total_preemptions == 0, "they gave way to nobody"
 
 
 def test_what_else_a_device_says_ends_the_engine(folder, monkeypatch):
