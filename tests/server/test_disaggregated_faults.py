@@ -145,13 +145,13 @@ def disturb(
         os.kill(pids[victim], number)
         go_on({*pids.values()} - {pids[victim]})
         assert load.answers() == undisturbed
-        assert sample(server, "replays_total") > replays
+        # One that was stopped wakes up to write its stacks, and may hand over all that it has before it is ended.
+        assert number == signal.SIGSTOP or sample(server, "replays_total") > replays
         back = wait_until_up(server, pids)
     assert pings.codes == {200}
     assert sample(server, f'replica_restarts_total{{replica="{victim}"}}') == restarts + 1
     assert {replica for replica, pid in engines(server).items() if pid != pids[replica]} == {victim}
     middle = settled(server)
-    # One that was stopped wakes up to write its stacks, and hands over what it has before it is ended.
     if victim < num_prefill and number == signal.SIGKILL:
         assert middle.lost > before.lost
     assert Load(server, bodies(f"{salt} again")).answers() == undisturbed
