@@ -215,7 +215,7 @@ class Scheduler:
         owned = (request.blocks[request.num_freed :] for request in self.running.values())
         self.pool.check(itertools.chain(owned, self.held.values()))
         assert self.coming.items() <= self.running.items(), "a request waits for its blocks and has none"
-        lasting = {name for name, each in self.running.items() if each.num_preemptions >= MOST_PREEMPTIONS}
+        lasting = {name for name, each in self.running.items() if _lasts(each)}
         assert self._lasting.keys() == lasting, "one that gives way no more might have to"
         self._making.check(self.running)
         self.adapters.check(self.running.values(), self.waiting.values())
@@ -318,7 +318,7 @@ class Scheduler:
                 break
             if not self.adapters.has(request):
                 continue
-            if request.num_preemptions >= MOST_PREEMPTIONS:
+            if _lasts(request):
                 # Those behind one of these pass it, but for others of these: with less to come they always might.
                 may_last = may_last and self._may_last(request)
                 if not may_last:
@@ -354,8 +354,7 @@ class Scheduler:
         otherwise take the very block back that it gave way for, again and again. Twice as many each time that it gave
         way, so that it seldom does so often.
         """
-        is_last = request.num_preemptions >= MOST_PREEMPTIONS  # it does so no more
-        return len(self.running) << (0 if is_last else request.num_preemptions)
+        return len(self.running) << (0 if _lasts(request) else request.num_preemptions)
 
     def _may_last(self, request: Request) -> bool:
         """Whether memory is enough for all that lasting requests can come to need, if this is to be one of them."""
@@ -368,7 +367,7 @@ class Scheduler:
         """Makes a request one of those that run. The first so many of its blocks are computed."""
         del self.waiting[request.id]
         self.running[request.id] = request
-        if request.num_preemptions >= MOST_PREEMPTIONS:
+        if _lasts(request):
             self._lasting[request.id] = request
         request.slot = self._slots.pop()
         self.adapters.begin(request)
@@ -474,6 +473,11 @@ class Scheduler:
             request.num_preemptions,
             prompt_logprobs,
         )
+
+
+def _lasts(request: Request) -> bool:
+    """Whether a request gives way no more, from its next start on."""
+    return request.num_preemptions >= MOST_PREEMPTIONS
 
 
 def _token_logprobs(logprobs: Logprobs, row: int, count: int) -> TokenLogprobs:
