@@ -148,7 +148,8 @@ def wgmma(
 
     def content(where):
         found = np.asarray(memory.get_buffer_content(*where, None, logging_info=info)[0])
-        return found.astype(np.int32 if np.issubdtype(found.dtype, np.integer) else np.float32)
+        # In float64, so that a row's sums are the same wherever it stands: the order of a CPU depends on that.
+        return found.astype(np.int32 if np.issubdtype(found.dtype, np.integer) else np.float64)
 
     def shared(where):
         gpu_callbacks.get_races().check_read(thread, clock.async_smem_clock, *where, source_info=source_info)
@@ -158,10 +159,11 @@ def wgmma(
     clock = memory.start_product(thread, total[0])
     left = a_allocation_key_as_array
     in_memory = left.shape == key_type.shape_and_dtype().shape
-    a = shared(place(left, a_transforms)) if in_memory else np.asarray(left).astype(np.float32)
+    a = shared(place(left, a_transforms)) if in_memory else np.asarray(left).astype(np.float64)
     b = shared(place(b_allocation_key_as_array, b_transforms))
     with np.errstate(invalid="ignore", over="ignore"):
         result = content(total) + a @ b
+    result = result.astype(np.int32 if np.issubdtype(result.dtype, np.integer) else np.float32)  # as it is kept
     memory.store_buffer_content(*total, result, None, increment_clock=False, logging_info=info)
     return token
 
