@@ -1,7 +1,7 @@
 """Products with FP8 and W8A8 weights on an H200 beside XLA's in bf16, by themselves and in a chain: JSON lines, in
 microseconds.
 
-    python -m benchmarks.h200_fp8 [--only single,many,chain,w8a8]
+    python -m benchmarks.h200_fp8 [--only single,many,chain,w8a8] [--many 64,2048]
 
 Every product of a run has a weight and tokens of its own, so that no weight is found in the L2 cache and tokens are
 brought to 8 bits each time. `error` is the distance to the reference, of its length.
@@ -11,7 +11,7 @@ import argparse
 import functools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -145,11 +145,11 @@ def single() -> None:
             told(what=name, tokens=count, **times, of_xla=ratio, error=error(eight_chain, xs[0], narrow[0]))
 
 
-def many() -> None:
+def many(counts: Sequence[int]) -> None:
     """Batches that cuBLASLt multiplies."""
     out, size = SHAPES["gate_up"]
     wide, narrow = made(bf16_weight, out, size, 3), made(fp8_weight, out, size, 3)
-    for count in MANY:
+    for count in counts:
         xs, options = tokens(count, size, 3), xla_options(count)
         times = {
             "bf16": microseconds(bf16_xla, xs, wide, options),
@@ -217,10 +217,14 @@ def chain() -> None:
 
 
 def main() -> None:
-    parts = {"single": single, "chain": chain, "many": many, "w8a8": w8a8}
+    parts = {"single": single, "chain": chain, "many": lambda: many(options.many), "w8a8": w8a8}
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(parts), help=f"of {','.join(parts)}")
-    for name in parser.parse_args().only:
+    parser.add_argument(
+        "--many", type=lambda text: [int(each) for each in text.split(",")], default=MANY, help="tokens of its batches"
+    )
+    options = parser.parse_args()
+    for name in options.only:
         parts[name]()
 
 

@@ -1,7 +1,7 @@
 """Products of an 8B's layer with 16 adapters of rank 16 on an H200, beside the same without adapters: JSON lines, in
 microseconds.
 
-    python -m benchmarks.h200_lora_products [--only gate_up,down]
+    python -m benchmarks.h200_lora_products [--only gate_up,down] [--tokens 64]
 
 Every weight has adapters of its own, and there are several, so that nothing is found in the L2 cache. `error` is the
 distance to the reference, of its length; to round the result alone is 0.0017.
@@ -100,8 +100,10 @@ def measure(name: str, tokens: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(PRODUCTS))
-    for name in parser.parse_args().only:
-        for tokens in BATCHES:
+    parser.add_argument("--tokens", type=lambda text: [int(each) for each in text.split(",")], default=BATCHES)
+    options = parser.parse_args()
+    for name in options.only:
+        for tokens in options.tokens:
             print(json.dumps(measure(name, tokens)), flush=True)
 
 

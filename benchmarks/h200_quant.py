@@ -172,9 +172,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Products with weights in few bits on an H200.")
     parser.add_argument("--seconds", type=float, default=300, help="no case is begun after so long")
     parser.add_argument("--only", type=int, help="so many cases, of the first")
+    parser.add_argument("--codings", type=lambda text: text.split(","), help="of the cases, such as int8,int4")
+    parser.add_argument("--tokens", type=lambda text: [int(each) for each in text.split(",")], help="of the cases")
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
-    chosen = list(cases())[: options.only]
+    chosen = [
+        case
+        for case in cases()
+        if (options.codings is None or case.coding in options.codings)
+        and (options.tokens is None or case.tokens in options.tokens)
+    ][: options.only]
     with ThreadPoolExecutor(8) as pool:  # before anything is timed: it would share the host
         runs = list(pool.map(compiled, chosen))
     for coding, group in GROUPS:
