@@ -33,19 +33,6 @@ LLAMA_70B: Mapping[str, Any] = {
     "num_attention_heads": 64,
 }
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
-INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
-W8A8 = {
-    "quant_method": "compressed-tensors",
-    "format": "int-quantized",
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": INT8 | {"strategy": "channel", "dynamic": False},
-            "input_activations": INT8 | {"strategy": "token", "dynamic": True},
-        }
-    },
-    "ignore": ["lm_head"],
-}
 STEP_FLAGS = ("--max_model_len=4096", "--max_decode_seqs=128", "--enable_chunked_prefill", "--no-warmup")
 SERVE_FLAGS = ("--max_model_len=4096", "--max_decode_seqs=128", "--decode_seqs_padding=64", "--enable_chunked_prefill",
                "--disable_log_requests")  # fmt: skip
@@ -83,11 +70,11 @@ WAYS = {
     "int4": Way(quantization_config=AWQ),
     "int8": Way(("--quantization=int8",)),
     "fp8": Way(("--quantization=fp8",)),
-    "w8a8": Way(quantization_config=W8A8),
+    "w8a8": Way(("--quantization=w8a8",)),
     "int4-kv8": Way(("--kv_cache_dtype=fp8",), AWQ),
     "int8-kv8": Way(("--quantization=int8", "--kv_cache_dtype=fp8")),
     "fp8-kv8": Way(("--quantization=fp8", "--kv_cache_dtype=fp8")),
-    "w8a8-kv8": Way(("--kv_cache_dtype=fp8",), W8A8),
+    "w8a8-kv8": Way(("--quantization=w8a8", "--kv_cache_dtype=fp8")),
     "bf16-kvint8": Way(("--kv_cache_dtype=int8",)),
     "fp8-kvint8": Way(("--quantization=fp8", "--kv_cache_dtype=int8")),
 }

@@ -19,7 +19,7 @@ _USUAL_LENGTH = 4096  # of the guides' examples
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    quantization: Literal["none", "awq", "int4", "int8", "fp8"] | None = flag(
+    quantization: Literal["none", "awq", "int4", "int8", "w8a8", "fp8"] | None = flag(
         "Model", None, "Bits of the weights; as in the checkpoint unless given. awq: in a checkpoint that has them so."
     )
     kv_cache_dtype: Literal["auto", "fp8", "int8"] = flag("Model", "auto", "Number type of the KV cache.")

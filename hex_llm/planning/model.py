@@ -12,7 +12,7 @@ from hex_llm.planning.precision import Cache, Precision, Weights, read_precision
 from hex_llm.planning.shape import Shape, read_shape
 
 # What --quantization can say, and how weights are kept then. AWQ is a checkpoint of its own, which needs no flag.
-WAYS: dict[str, Weights] = {"none": "bf16", "awq": "int4", "int4": "int4", "int8": "int8", "fp8": "fp8"}
+WAYS: dict[str, Weights] = {"none": "bf16", "awq": "int4", "int4": "int4", "int8": "int8", "w8a8": "w8a8", "fp8": "fp8"}
 
 # As models/registry has them, which cannot be imported without JAX; a test compares.
 SERVED = frozenset({*(entry.architecture for entry in ENTRIES), "Llama4ForCausalLM"})
@@ -46,7 +46,7 @@ def read_model(name: str, quantization: str | None, cache: Cache) -> Model:
         parameters=parameters or shape.parameters,
         shape=shape,
         precision=Precision(weights, cache, experts_only=weights == "mxfp4"),
-        rounded=quantization if own == "bf16" and quantization in ("int4", "int8", "fp8") else None,
+        rounded=quantization if own == "bf16" and quantization in ("int4", "int8", "w8a8", "fp8") else None,
     )
 
 

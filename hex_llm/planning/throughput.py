@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from hex_llm.catalog.chips import Chip
-from hex_llm.planning.efficiency import CACHE, EXPOSED, HOP, LAYER, PROMPTS_BF16, PROMPTS_FP8, WEIGHTS
+from hex_llm.planning.efficiency import CACHE, EXPOSED, HOP, LAYER, PROMPTS_8_BITS, PROMPTS_BF16, WEIGHTS
 from hex_llm.planning.memory import kv_bytes_per_token
 from hex_llm.planning.precision import PLAIN, Precision
 from hex_llm.planning.shape import Shape
@@ -91,8 +91,9 @@ def _reading(devices: Devices, tokens: int) -> float:
 
 def _peak(devices: Devices) -> tuple[float, float]:
     """Operations a second of products, and the share of them that prompts reach."""
-    if devices.precision.weights == "fp8" and devices.chip.fp8 is not None:
-        return devices.chip.fp8, PROMPTS_FP8
+    in_8_bits = {"fp8": devices.chip.fp8, "w8a8": devices.chip.int8}.get(devices.precision.weights)
+    if in_8_bits is not None:
+        return in_8_bits, PROMPTS_8_BITS
     return devices.chip.bf16, PROMPTS_BF16
 
 

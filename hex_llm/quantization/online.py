@@ -11,7 +11,7 @@ from hex_llm.kernels import float8
 from hex_llm.kernels.quant_matmul.weight import Codes
 from hex_llm.quantization.modules import HEAD, kept
 
-type Wanted = Literal["int8", "int4", "fp8"]
+type Wanted = Literal["int8", "int4", "fp8", "w8a8"]
 
 PLAIN = "weight"  # the name of what is decoded
 INT4_GROUP = 128
@@ -59,7 +59,7 @@ def quantize(weight: Array, coding: Wanted) -> Codes:
     rows = weight.shape[0]
     zero = None
     match coding:
-        case "int8":
+        case "int8" | "w8a8":
             scale = _scale(jnp.max(jnp.abs(weight), axis=2), _INT8_LARGEST)
             codes = jnp.round(weight / scale[..., None]).astype(jnp.int8)
         case "int4":

@@ -31,6 +31,7 @@ from tests.checkpoints import write_llama
 # How far a number may be from what it was: of the largest of its group, or of its own size.
 STEPS: dict[Wanted, tuple[float, float]] = {
     "int8": (0.5 / 127 + 1e-6, 0),
+    "w8a8": (0.5 / 127 + 1e-6, 0),
     "int4": (1.01 / 15, 0),
     "fp8": (2**-10, 2**-4),
 }

@@ -115,7 +115,7 @@ def test_copies_without_a_request_answer_nothing(capsys):
         ([NAME, "--accelerator=v9"], 2, "--accelerator=v9 is not one of v5e, v6e, v5p, v4, tpu7x, h100, h200."),
         ([NAME, "--machine=n1"], 2, "--machine=n1 is not one of ct5lp-hightpu-1t, "),
         ([NAME, "--machine=h200x1", "--accelerator=v5e"], 2, "--machine=h200x1 has no v5e: leave --accelerator out."),
-        ([NAME, "--quantization=int3"], 2, "--quantization=int3 is not one of none, awq, int4, int8, fp8."),
+        ([NAME, "--quantization=int3"], 2, "--quantization=int3 is not one of none, awq, int4, int8, w8a8, fp8."),
         ([NAME, "--max_model_len=0"], 2, "--max_model_len=0 must be at least 1."),
         ([NAME, "--max_model_len=200000"], 2, "--max_model_len=200000 is more than"),
         ([NAME, "--max_model_len=1000"], 2, "are 2000 tokens, more than --max_model_len=1000."),

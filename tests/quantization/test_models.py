@@ -87,7 +87,7 @@ def test_the_embedded_model_answers_as_well(name, tmp_path):
     check_answers(name, EVERY, tmp_path)
 
 
-@pytest.mark.parametrize(("quantization", "lost"), [("int8", 0.02), ("fp8", 0.02), ("int4", 0.05)])
+@pytest.mark.parametrize(("quantization", "lost"), [("int8", 0.02), ("w8a8", 0.02), ("fp8", 0.02), ("int4", 0.05)])
 def test_the_embedded_model_answers_as_well_when_it_is_brought_to_few_bits_while_loading(quantization, lost):
     assert find_model(Config(model=str(FOLDER), quantization=quantization)).quantization == online(quantization)
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
@@ -167,7 +167,7 @@ def test_a_server_refuses_what_it_cannot_read_with_exit_3_and_the_name(name, dam
 
 
 @pytest.mark.parametrize(("name", "method"), [("awq of 32", "awq"), ("int-quantized", "compressed-tensors")])
-@pytest.mark.parametrize("quantization", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("quantization", ["int8", "w8a8", "fp8", "int4"])
 def test_a_model_in_few_bits_is_not_brought_to_others(name, method, quantization, tmp_path):
     folder = quantized(tmp_path, name)
     with pytest.raises(ConfigError, match=rf"--quantization={quantization} .* already, .*: {method}\."):
