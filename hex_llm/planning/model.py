@@ -46,7 +46,7 @@ def read_model(name: str, quantization: str | None, cache: Cache) -> Model:
         parameters=parameters or shape.parameters,
         shape=shape,
         precision=Precision(weights, cache, experts_only=weights == "mxfp4"),
-        rounded=quantization if own == "bf16" and quantization in ("int4", "int8", "w8a8", "fp8") else None,
+        rounded=quantization if own == "bf16" and quantization not in (None, "none", "awq") else None,
     )
 
 

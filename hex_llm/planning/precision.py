@@ -74,4 +74,7 @@ def _compressed(section: Fields) -> Weights:
         return "int4"
     if weights.get("type") == "float":
         return "fp8"
-    return "w8a8" if isinstance(first, dict) and first.get("input_activations") else "int8"
+    # As `quantization/compressed_tensors` has it: with zeros of either, tokens stay as they are.
+    inputs = first.get("input_activations") if isinstance(first, dict) else None
+    both = isinstance(inputs, dict) and weights.get("symmetric", True) and inputs.get("symmetric", True)
+    return "w8a8" if both else "int8"

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from hex_llm.catalog.chips import Chip
 from hex_llm.planning.efficiency import CACHE, EXPOSED, HOP, LAYER, PROMPTS_8_BITS, PROMPTS_BF16, WEIGHTS
-from hex_llm.planning.memory import kv_bytes_per_token
-from hex_llm.planning.precision import PLAIN, Precision
+from hex_llm.planning.memory import kv_bytes_per_token, on_gpu
+from hex_llm.planning.precision import PLAIN, Precision, Weights
 from hex_llm.planning.shape import Shape
 
 
@@ -53,14 +53,12 @@ def estimate(devices: Devices, load: Load) -> Estimate:
 def decode_seconds(devices: Devices, sequences: int, context: float) -> float:
     """A step in which so many sequences get a token each; `context` is how many they have, on average."""
     shape, precision, chip, count = devices.shape, devices.precision, devices.chip, devices.count
-    multiplied = 2 * sequences * (shape.dense + shape.routed * shape.routed_share + shape.head)
-    peak, share = _peak(devices)
-    multiplying = multiplied / count / peak
+    at_peak, as_prompts = _multiplying(devices, sequences, head=shape.head)
     seen = sum(min(context, window or context) for window in shape.windows) / shape.layers
     cache = kv_bytes_per_token(shape, precision, count) * seen * sequences
     return (
         # Many sequences are as bound to multiplying as prompts are.
-        max(_reading(devices, sequences) + EXPOSED * multiplying, multiplying / share)
+        max(_reading(devices, sequences) + EXPOSED * at_peak, as_prompts)
         + cache / (chip.bandwidth * CACHE[precision.cache])
         + shape.layers * LAYER
         + _sums(devices, sequences)
@@ -70,31 +68,47 @@ def decode_seconds(devices: Devices, sequences: int, context: float) -> float:
 def prefill_seconds(devices: Devices, tokens: int) -> float:
     """A prompt by itself."""
     shape, count = devices.shape, devices.count
-    products = 2 * tokens * (shape.dense + shape.routed * shape.routed_share)
+    _, products = _multiplying(devices, tokens, head=0)
     # A token sees those before it: half of the prompt on average, or its window.
     seen = sum(min(tokens / 2, window or tokens) for window in shape.windows)
     attention = 4 * shape.heads * shape.head_dim * tokens * seen
-    peak, share = _peak(devices)
-    multiplying = products / (peak * share) + attention / (devices.chip.bf16 * PROMPTS_BF16)
+    multiplying = products + attention / count / (devices.chip.bf16 * PROMPTS_BF16)
     # The weights are read at least once.
-    return max(multiplying / count, _reading(devices, tokens)) + shape.layers * LAYER + _sums(devices, tokens)
+    return max(multiplying, _reading(devices, tokens)) + shape.layers * LAYER + _sums(devices, tokens)
 
 
 def _reading(devices: Devices, tokens: int) -> float:
     """Seconds in which the weights are read that so many tokens need. Experts are taken to be chosen alike."""
     shape, precision = devices.shape, devices.precision
     touched = 1 - (1 - shape.routed_share) ** tokens
-    dense = PLAIN if precision.experts_only else precision.bytes
-    read = shape.dense * dense + shape.routed * touched * precision.bytes + shape.head * PLAIN
-    return read / devices.count / (devices.chip.bandwidth * WEIGHTS[precision.weights])
+    dense = shape.dense * (PLAIN if precision.experts_only else precision.bytes) + shape.head * PLAIN
+    routed = shape.routed * touched * precision.bytes
+    decoded: Weights = "int8" if precision.weights == "w8a8" else precision.weights  # where tokens are in 16 bits
+    own = decoded if _peak_of_8_bits(devices) is None else precision.weights
+    return (dense / WEIGHTS[own] + routed / WEIGHTS[decoded]) / devices.count / devices.chip.bandwidth
 
 
-def _peak(devices: Devices) -> tuple[float, float]:
-    """Operations a second of products, and the share of them that prompts reach."""
-    in_8_bits = {"fp8": devices.chip.fp8, "w8a8": devices.chip.int8}.get(devices.precision.weights)
-    if in_8_bits is not None:
-        return in_8_bits, PROMPTS_8_BITS
-    return devices.chip.bf16, PROMPTS_BF16
+def _multiplying(devices: Devices, tokens: int, *, head: int) -> tuple[float, float]:
+    """Seconds of the products of so many tokens, at the chip's peak and as prompts have them. Experts and the head take
+    tokens in 16 bits."""
+    shape, count = devices.shape, devices.count
+    dense, others = (2 * tokens * each / count for each in (shape.dense, shape.routed * shape.routed_share + head))
+    of_others = others / devices.chip.bf16
+    if (peak := _peak_of_8_bits(devices)) is None:
+        of_others += dense / devices.chip.bf16
+        return of_others, of_others / PROMPTS_BF16
+    return dense / peak + of_others, dense / peak / PROMPTS_8_BITS + of_others / PROMPTS_BF16
+
+
+def _peak_of_8_bits(devices: Devices) -> float | None:
+    """Operations a second, if tokens are brought to 8 bits and multiplied in them. TPUs multiply float8 as bfloat16."""
+    match devices.precision.weights:
+        case "w8a8":
+            return devices.chip.int8
+        case "fp8":
+            return devices.chip.fp8 if on_gpu(devices.chip) else None
+        case _:
+            return None
 
 
 def _sums(devices: Devices, tokens: int) -> float:

@@ -16,6 +16,7 @@ type Wanted = Literal["int8", "int4", "fp8", "w8a8"]
 PLAIN = "weight"  # the name of what is decoded
 INT4_GROUP = 128
 _INT8_LARGEST, _INT4_LARGEST = 127.0, 15.0
+_LEAST_SCALE = 2.0**-100  # above what devices take for zero, with room for what it is multiplied with
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,5 +76,6 @@ def quantize(weight: Array, coding: Wanted) -> Codes:
 
 
 def _scale(span: Array, codes: float) -> Array:
-    """Such that so many codes span it; 1 where all is zero."""
-    return jnp.where(span > 0, span / codes, 1.0)
+    """Such that so many codes span it; 1 where all is so small that it becomes zero, since it could not be divided."""
+    scale = span / codes
+    return jnp.where(scale > _LEAST_SCALE, scale, 1.0)

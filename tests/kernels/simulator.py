@@ -163,7 +163,7 @@ def wgmma(
     b = shared(place(b_allocation_key_as_array, b_transforms))
     with np.errstate(invalid="ignore", over="ignore"):
         result = content(total) + a @ b
-    result = result.astype(np.int32 if np.issubdtype(result.dtype, np.integer) else np.float32)  # as it is kept
+        result = result.astype(np.int32 if np.issubdtype(result.dtype, np.integer) else np.float32)  # as it is kept
     memory.store_buffer_content(*total, result, None, increment_clock=False, logging_info=info)
     return token
 

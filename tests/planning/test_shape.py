@@ -10,6 +10,9 @@ from hex_llm.models.split import Split
 from hex_llm.planning.memory import heads_on
 from hex_llm.planning.precision import BITS, read_precision
 from hex_llm.planning.shape import read_shape
+from hex_llm.quantization.compressed import Int8
+from tests.quantization.test_formats import format_of
+from tests.quantization.writers import KINDS
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
@@ -31,3 +34,11 @@ def test_a_shape_is_that_of_the_weights(entry):
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_bits_are_those_of_the_catalog(entry):
     assert int(BITS[read_precision(entry.config, entry.name)]) == entry.bits
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name.startswith("int-quantized")])
+def test_tokens_are_taken_to_be_rounded_where_the_server_rounds_them(name):
+    kind = KINDS[name]
+    found = format_of(kind)
+    assert isinstance(found, Int8)
+    assert read_precision({"quantization_config": kind.config}, name) == found.coding

@@ -72,6 +72,15 @@ def test_first_tokens_of_requests_that_all_come_at_once(bits, seconds):
     assert found == pytest.approx(seconds, rel=0.1)
 
 
+@pytest.mark.parametrize(("bits", "chip"), [("w8a8", "h200"), ("fp8", "h200"), ("w8a8", "v4"), ("fp8", "tpu7x")])
+def test_what_takes_its_tokens_as_they_are_is_no_faster_in_8_bits(bits, chip):
+    """Experts, and whatever it is on a chip that does not multiply such numbers."""
+    name = "mistralai/Mixtral-8x7B-v0.1" if chip == "h200" else LLAMA_8B
+    plain, eight = (read_model(name, each, "auto") for each in ("int8", bits))
+    seconds = [prefill_seconds(Devices(each.shape, each.precision, CHIPS[chip], 1), 4096) for each in (plain, eight)]
+    assert 0.95 * seconds[0] < seconds[1] <= seconds[0]
+
+
 def test_it_gets_slower_with_what_there_is_to_do_and_faster_with_devices():
     model = read_model(LLAMA_70B, None, "auto")
     four, eight = (Devices(model.shape, model.precision, CHIPS["v6e"], count) for count in (4, 8))
