@@ -132,12 +132,23 @@ def test_products_with_codes_are_lowered_however_they_are_cut(plan, activation):
     assert "mosaic_gpu" in text
 
 
-@pytest.mark.parametrize("tokens", [1, 40, 128])
-@pytest.mark.parametrize(("slots", "rank"), [(16, 16), (4, 16), (3, 64)])
-@pytest.mark.parametrize(
-    ("rows", "size", "activation"),
-    [((4096, 1024, 1024), 4096, None), ((4096,), 8192, None), ((8192, 8192), 4096, "silu"), ((16384,), 4096, "gelu")],
+TOKENS, ROOMS = (1, 40, 128), ((16, 16), (4, 16), (3, 64))
+PRODUCTS = (
+    ((4096, 1024, 1024), 4096, None),
+    ((4096,), 8192, None),
+    ((8192, 8192), 4096, "silu"),
+    ((16384,), 4096, "gelu"),
 )
+# Every product with all numbers of tokens and with all rooms; the other pairs of these two are slow.
+WITH_ADAPTERS = [
+    pytest.param(tokens, *room, *product, marks=[] if (i + j + k) % 3 == 0 else pytest.mark.slow)
+    for i, product in enumerate(PRODUCTS)
+    for j, room in enumerate(ROOMS)
+    for k, tokens in enumerate(TOKENS)
+]
+
+
+@pytest.mark.parametrize(("tokens", "slots", "rank", "rows", "size", "activation"), WITH_ADAPTERS)
 def test_products_with_adapters_are_lowered(tokens, slots, rank, rows, size, activation):
     pairs = Pairs(
         array(len(rows), slots, rank, size, dtype=BF16), tuple(array(each, slots, rank, dtype=BF16) for each in rows)
