@@ -97,7 +97,8 @@ class Memory(shared_memory.GPUSharedMemory):
                 self.clocks[thread].update(done.clock)
         self.incr_clock(thread)
 
-    def wait_smem_to_gmem(self, thread: Any, n: int, wait_read_only: bool) -> None:
+    def wait_smem_to_gmem(self, thread: Any, n: Any, wait_read_only: bool) -> None:
+        n = int(n)  # it comes as an array: XLA, asked to compare it, can wait for the very threads that wait here
         if n == OF_THE_KERNEL_IN_FRONT:
             self.behind.add(thread)
         elif n == GIVING:
