@@ -98,15 +98,16 @@ class AdapterCarrier:
         return packed
 
     def _wait_for_room(self, identity: str) -> bool:
-        while not self._room.acquire(blocking=False):
+        """Whether there is room before it is wanted no longer."""
+        while self._is_wanted(identity):
+            if self._room.acquire(blocking=False):
+                return True
             with self._lock:
                 one = self._packed.popitem(last=False) if self._packed else None
             if one is None:  # all are the engine's
                 time.sleep(_LOOK_S)
             del one
-            if not self._is_wanted(identity):
-                return False
-        return True
+        return False
 
     def _is_wanted(self, identity: str) -> bool:
         with self._lock:
