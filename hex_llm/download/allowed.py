@@ -34,11 +34,17 @@ class Allowed:
 
 
 def _prefix(text: str) -> Reference:
-    reference = parse_reference(text.removesuffix("/"))
+    try:
+        reference = parse_reference(text.removesuffix("/"))
+    except ConfigError as error:
+        raise ConfigError(f"--lora_allowed_prefixes: {error}") from None
     # Of the hub, an owner with a slash or a name without one; all revisions.
     is_odd = isinstance(reference, OnHub) and (("/" in reference.id) == text.endswith("/") or "@" in text)
     if reference is None or is_odd:
-        raise ConfigError(f"{text[:200]!r} is no prefix of sources: gs://BUCKET/PATH, OWNER/ or OWNER/NAME is one.")
+        raise ConfigError(
+            f"--lora_allowed_prefixes: {text[:200]!r} is no prefix of sources: gs://BUCKET/PATH, OWNER/ or OWNER/NAME"
+            " is one."
+        )
     return reference
 
 

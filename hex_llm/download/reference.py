@@ -71,7 +71,9 @@ def _in_bucket(text: str) -> InBucket:
     bucket, _, path = text.removeprefix(GS).partition("/")
     path = path.rstrip("/")
     if not _BUCKET.fullmatch(bucket):
-        raise ConfigError(f"{text[:200]} names no bucket: gs://BUCKET/PATH is wanted.")
+        raise ConfigError(
+            f"{text[:200]} names no bucket: gs://BUCKET/PATH is wanted, and BUCKET has 3 letters or more."
+        )
     if path and (not path.isprintable() or any(part in ("", ".", "..") for part in path.split("/"))):
         raise ConfigError(f"{text[:200]!r} has an empty, a dotted or an unprintable part in its path.")
     return InBucket(bucket, path)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hex_llm.lora.files import CONFIG
-from hex_llm.model_fields import Fields
+from hex_llm.model_fields import LARGEST, Fields
 from hex_llm.model_files import read_json
 
 # Each makes an adapter more than two matrices beside a linear module of the base model, as it is, for every token.
@@ -96,13 +96,20 @@ def read_config(folder: Path, max_rank: int) -> PeftConfig:
     _check_start(fields)
     ranks, alphas = _pattern(fields, "rank_pattern"), _pattern(fields, "alpha_pattern")
     return PeftConfig(
-        rank=fields.integer("r", largest=max_rank),
+        rank=_rank(fields, "r", max_rank),
         alpha=fields.number("lora_alpha"),
-        ranks={name: ranks.integer(name, largest=max_rank) for name in ranks.values},
+        ranks={name: _rank(ranks, name, max_rank) for name in ranks.values},
         alphas={name: alphas.number(name) for name in alphas.values},
         is_rank_stabilized=fields.flag("use_rslora", False),
         targets=_targets(fields),
     )
+
+
+def _rank(fields: Fields, name: str, most: int) -> int:
+    rank = fields.values.get(name)
+    if isinstance(rank, int) and most < rank <= LARGEST:
+        raise fields.refuse(name, f"is {rank}, and ranks up to {most} are served (--max_lora_rank)")
+    return fields.integer(name, largest=most)
 
 
 def _check_start(fields: Fields) -> None:

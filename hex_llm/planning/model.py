@@ -25,6 +25,7 @@ class Model:
     shape: Shape
     precision: Precision
     rounded: str | None  # the server's --quantization
+    needs_other_files: bool  # a checkpoint that has its weights so, which the one named has not
 
 
 def read_model(name: str, quantization: str | None, cache: Cache) -> Model:
@@ -46,6 +47,7 @@ def read_model(name: str, quantization: str | None, cache: Cache) -> Model:
         parameters=parameters or shape.parameters,
         shape=shape,
         precision=Precision(weights, cache, experts_only=weights == "mxfp4"),
+        needs_other_files=own == "bf16" and quantization == "awq",
         rounded=quantization if own == "bf16" and quantization not in (None, "none", "awq") else None,
     )
 

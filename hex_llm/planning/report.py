@@ -39,6 +39,7 @@ def text(model: Model, demand: Demand, rows: Sequence[Row]) -> str:
         "",
         *_wrapped(flags),
         "",
+        *_checkpoint(model),
         "The five steps, with these numbers:",
         "",
         *_steps(model, demand, best),
@@ -151,6 +152,12 @@ def _reliability(rows: Sequence[Row]) -> str:
         "Speeds: from shares of the roofline that were measured on one H200; that other chips, and several, reach the"
         " same is an assumption."
     )
+
+
+def _checkpoint(model: Model) -> list[str]:
+    if not model.needs_other_files:
+        return []
+    return [f"--model must be a checkpoint that has {model.name} in AWQ: its own is in 16 bits.", ""]
 
 
 def _wrapped(flags: Sequence[str]) -> list[str]:

@@ -18,7 +18,14 @@ from hex_llm.launch.cluster import Cluster, cluster_key, on_ray, several_hosts, 
 from hex_llm.launch.fleet import Fleet
 from hex_llm.process import CLUSTER_KEY, hold_signals
 from hex_llm.server.port_owner import port_owner
-from hex_llm.server.start_checks import check_faults, check_files, check_keys, check_no_faults, check_open_files
+from hex_llm.server.start_checks import (
+    check_adapters,
+    check_faults,
+    check_files,
+    check_keys,
+    check_no_faults,
+    check_open_files,
+)
 from hex_llm.server.supervise import supervise
 
 BACKLOG = 2048
@@ -37,6 +44,7 @@ def serve(config: Config) -> int:
     listener = bind(config)
     check_files(config)
     check_keys(config, listener)
+    check_adapters(config)
     check_faults(config, listener)
     check_open_files(config)
     with tempfile.TemporaryDirectory(prefix="hex-llm-") as folder:

@@ -41,6 +41,19 @@ def check_keys(config: Config, listener: socket.socket) -> None:
         )
 
 
+def check_adapters(config: Config) -> None:
+    """Warns of flags that nothing comes of."""
+    if config.enable_lora and not (config.lora_modules or config.lora_allowed_prefixes):
+        logger.warning(
+            "--enable_lora: no request can name an adapter without --lora_modules, or --lora_allowed_prefixes for those"
+            " that requests bring."
+        )
+    usual = Config()
+    for name in ("max_lora_rank", "max_num_mem_cached_lora", "enable_lora_cache"):
+        if not config.enable_lora and (value := getattr(config, name)) != getattr(usual, name):
+            logger.warning("--%s=%s changes nothing without --enable_lora.", name, value)
+
+
 def check_faults(config: Config, listener: socket.socket) -> None:
     """Faults on purpose are for a server that nobody relies on: without keys, and out of others' reach."""
     if not (text := os.environ.get(faults.VARIABLE)):

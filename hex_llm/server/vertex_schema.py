@@ -192,7 +192,10 @@ def _places(body: dict[str, Any], config: Config) -> list[Place]:
 def _merged(place: Place) -> dict[str, Any]:
     """An instance with the parameters as its defaults: null is the same as leaving a member out."""
     own = {name: value for name, value in place.own.items() if value is not None or name not in place.parameters}
-    return {**place.parameters, **own}
+    # Whatever either of them calls it, an adapter is one member.
+    has_adapter = any(own.get(name) is not None for name in ADAPTER)
+    defaults = {name: value for name, value in place.parameters.items() if not (has_adapter and name in ADAPTER)}
+    return {**defaults, **own}
 
 
 def _read_instance(body: dict[str, Any], config: Config, defaults: Mapping[str, Any]) -> PromptRequest | ChatRequest:

@@ -138,7 +138,7 @@ def test_what_the_base_model_is_called_is_no_reason_to_refuse(tmp_path, name):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"r": 9}, "r is 9, not a number from 1 to 8"),
+        ({"r": 9}, "r is 9, and ranks up to 8 are served (--max_lora_rank)"),
         ({"r": 0}, "r is 0, not a number from 1 to 8"),
         ({"r": -8}, "r is -8, not a number from 1 to 8"),
         ({"r": "4"}, "r is '4', not a whole number"),
@@ -152,7 +152,10 @@ def test_what_the_base_model_is_called_is_no_reason_to_refuse(tmp_path, name):
         ({"lora_alpha": None}, "lora_alpha is missing"),
         ({"lora_alpha": 1e300}, f"{Q0}.lora_B.weight times its scaling of 2.5e+299 is beyond bfloat16"),
         ({"use_rslora": "yes"}, "use_rslora is 'yes', not true or false"),
-        ({"rank_pattern": {"q_proj": 9}}, "rank_pattern.q_proj is 9, not a number from 1 to 8"),
+        (
+            {"rank_pattern": {"q_proj": 9}},
+            "rank_pattern.q_proj is 9, and ranks up to 8 are served (--max_lora_rank)",
+        ),
         ({"rank_pattern": {"q_proj": 0}}, "rank_pattern.q_proj is 0, not a number from 1 to 8"),
         ({"rank_pattern": ["q_proj"]}, "rank_pattern is ['q_proj'], not an object"),
         ({"rank_pattern": {".*q_proj": 4}}, "rank_pattern has '.*q_proj', and only names of modules are read"),

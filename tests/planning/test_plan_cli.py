@@ -136,6 +136,17 @@ def test_what_cannot_be_planned_is_refused_by_name(argv, code, message, capsys):
     assert message in error
 
 
+@pytest.mark.parametrize(
+    ("name", "bits", "needs_another"),
+    [(NAME, "awq", True), (NAME, "int4", False), ("Qwen/Qwen2.5-7B-Instruct-AWQ", "awq", False)],
+)
+def test_a_plan_says_that_the_checkpoint_must_be_another(name, bits, needs_another, capsys):
+    assert main(["plan", name, f"--quantization={bits}", "--accelerator=h200"]) == 0
+    out = capsys.readouterr().out
+    assert ("--model must be a checkpoint that has" in out) == needs_another
+    assert ("--quantization=int4" in out) == (bits == "int4")
+
+
 def test_it_takes_less_than_a_second_and_no_jax():
     code = f"import sys; from hex_llm.cli import main; main(['plan', {NAME!r}]); sys.exit('jax' in sys.modules)"
     best = 1e9

@@ -16,7 +16,7 @@ from hex_llm.server import http_server
 from hex_llm.server.api_server import check_vertex_routes
 from hex_llm.server.exchange import Exchange
 from hex_llm.server.port_owner import port_owner
-from hex_llm.server.start_checks import check_files, check_keys, check_open_files
+from hex_llm.server.start_checks import check_adapters, check_files, check_keys, check_open_files
 from tests.server.serving import connect, head, read_answer, serving
 
 
@@ -51,6 +51,23 @@ def test_a_key_that_is_not_the_certificates_or_has_a_password_is_refused(certifi
     for key in (certificate[0], locked):
         with pytest.raises(ConfigError, match="are no certificate and its key"):
             check_files(Config(ssl_certfile=certificate[0], ssl_keyfile=key))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({}, ""),
+        ({"enable_lora": True}, "--enable_lora: no request can name an adapter"),
+        ({"enable_lora": True, "lora_allowed_prefixes": "owner/"}, ""),
+        ({"enable_lora": True, "lora_modules": "a=owner/a", "max_lora_rank": 8}, ""),
+        ({"max_lora_rank": 8}, "--max_lora_rank=8 changes nothing"),
+        ({"max_num_mem_cached_lora": 2}, "--max_num_mem_cached_lora=2 changes nothing"),
+        ({"enable_lora_cache": False}, "--enable_lora_cache=False changes nothing"),
+    ],
+)
+def test_flags_of_adapters_that_nothing_comes_of_are_warned_of(flags, said, caplog):
+    check_adapters(Config(**flags))
+    assert [said in message for message in caplog.messages] == ([True] if said else [])
 
 
 def test_a_cache_that_others_can_write_to_is_warned_of(tmp_path, caplog):

@@ -126,6 +126,13 @@ def test_instances_have_adapters_of_their_own(server: Front, shelf: Shelf) -> No
     assert [each.adapter_source for each in server.requests] == [shelf.good, shelf.other, ""]
 
 
+def test_an_instance_has_its_own_adapter_or_none_whatever_it_calls_the_key(server: Front, shelf: Shelf) -> None:
+    own = [{"lora_id": ""}, {"dynamic_lora": "other"}, {"lora_path": None}, {"model": "good"}]
+    instances = [INSTANCE | each for each in own]
+    answer(server, "/generate", {"instances": instances, "parameters": {"dynamic-lora": "good"}})
+    assert [each.adapter_source for each in server.requests] == ["", shelf.other, shelf.good, shelf.good]
+
+
 def test_chats_in_instances_have_adapters_too(server: Front, shelf: Shelf) -> None:
     instances = [CHAT_INSTANCE | {"lora_path": "good"}, CHAT_INSTANCE | {"model": "other"}, CHAT_INSTANCE]
     predictions = answer(server, "/generate", {"instances": instances})["predictions"]
