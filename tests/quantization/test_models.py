@@ -87,13 +87,14 @@ def test_the_embedded_model_answers_as_well(name, tmp_path):
     check_answers(name, EVERY, tmp_path)
 
 
+@pytest.mark.parametrize("every", [EVERY, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("quantization", "lost"), [("int8", 0.02), ("w8a8", 0.02), ("fp8", 0.02), ("int4", 0.05)])
-def test_the_embedded_model_answers_as_well_when_it_is_brought_to_few_bits_while_loading(quantization, lost):
+def test_the_embedded_model_answers_as_well_when_it_is_brought_to_few_bits_while_loading(quantization, lost, every):
     assert find_model(Config(model=str(FOLDER), quantization=quantization)).quantization == online(quantization)
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
-    found = share_right(FOLDER, EVERY, cache, quantization)
-    print(f"--quantization={quantization}: {found:.4f} of every {EVERY}th question")
-    assert found >= share_right(FOLDER, EVERY, cache) - lost
+    found = share_right(FOLDER, every, cache, quantization)
+    print(f"--quantization={quantization}: {found:.4f} of every {every}th question")
+    assert found >= share_right(FOLDER, every, cache) - lost
 
 
 def coarse(weight, module):
