@@ -1,7 +1,7 @@
 """Products with FP8 and W8A8 weights on an H200 beside XLA's in bf16, by themselves and in a chain: JSON lines, in
 microseconds.
 
-    python -m benchmarks.h200_fp8 [--only single,many,chain,w8a8] [--many 64,2048]
+    python -m benchmarks.h200_fp8 [--only single,many,chain,w8a8] [--many 64 2048]
 
 Every product of a run has a weight and tokens of its own, so that no weight is found in the L2 cache and tokens are
 brought to 8 bits each time. `error` is the distance to the reference, of its length.
@@ -220,9 +220,7 @@ def main() -> None:
     parts = {"single": single, "chain": chain, "many": lambda: many(options.many), "w8a8": w8a8}
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(parts), help=f"of {','.join(parts)}")
-    parser.add_argument(
-        "--many", type=lambda text: [int(each) for each in text.split(",")], default=MANY, help="tokens of its batches"
-    )
+    parser.add_argument("--many", nargs="+", type=int, default=MANY, help="tokens of its batches")
     options = parser.parse_args()
     for name in options.only:
         parts[name]()

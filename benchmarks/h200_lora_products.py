@@ -1,7 +1,7 @@
 """Products of an 8B's layer with 16 adapters of rank 16 on an H200, beside the same without adapters: JSON lines, in
 microseconds.
 
-    python -m benchmarks.h200_lora_products [--only gate_up,down] [--tokens 64]
+    python -m benchmarks.h200_lora_products [--only gate_up down] [--tokens 64]
 
 Every weight has adapters of its own, and there are several, so that nothing is found in the L2 cache. `error` is the
 distance to the reference, of its length; to round the result alone is 0.0017.
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from benchmarks.h200_clock import seconds
+from benchmarks.h200_fp8 import CHAIN
 from hex_llm.kernels.activation import Activation, gated
 from hex_llm.kernels.lora_matmul import gpu, reference
 from hex_llm.kernels.lora_matmul.weight import Adapted, Pairs
@@ -26,8 +27,6 @@ from hex_llm.models.adapters import whose
 
 SLOTS, RANK = 16, 16
 BATCHES = (1, 16, 64, 128)
-# As `runner.xla_options` has it for a chain.
-OPTIONS = {"xla_gpu_enable_command_buffer": ""}
 
 
 class Product(NamedTuple):
@@ -92,15 +91,15 @@ def measure(name: str, tokens: int) -> dict[str, Any]:
         def all_of_them(x: Array, weights: list[Adapted], what: Any = what) -> list[Array]:
             return [what(product, x, weight) for weight in weights]
 
-        run = jax.jit(all_of_them).lower(x, weights).compile(compiler_options=OPTIONS)
+        run = jax.jit(all_of_them).lower(x, weights).compile(compiler_options=CHAIN)
         row[what.__name__] = round(1e6 * seconds(run, x, weights) / count, 2)
     return row
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--only", type=lambda text: text.split(","), default=list(PRODUCTS))
-    parser.add_argument("--tokens", type=lambda text: [int(each) for each in text.split(",")], default=BATCHES)
+    parser.add_argument("--only", nargs="+", choices=list(PRODUCTS), default=list(PRODUCTS))
+    parser.add_argument("--tokens", nargs="+", type=int, default=BATCHES)
     options = parser.parse_args()
     for name in options.only:
         for tokens in options.tokens:

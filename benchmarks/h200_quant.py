@@ -1,6 +1,6 @@
 """Products with weights in few bits on an H200, against XLA's in bfloat16 in the same run.
 
-    python -m benchmarks.h200_quant --seconds 150
+    python -m benchmarks.h200_quant --seconds 150 [--codings int4 int8] [--tokens 16 64]
 
 First every coding's decoder is proved, number by number; then each case is a JSON line: microseconds of one product,
 its share of what XLA takes in bfloat16, and in some the distance from the float32 product. Eight weights are used one
@@ -172,21 +172,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Products with weights in few bits on an H200.")
     parser.add_argument("--seconds", type=float, default=300, help="no case is begun after so long")
     parser.add_argument("--only", type=int, help="so many cases, of the first")
-    known = sorted({coding for coding, _ in GROUPS})
-    parser.add_argument("--codings", nargs="+", choices=known, default=known, help="that are proved and measured")
-    parser.add_argument("--tokens", type=lambda text: [int(each) for each in text.split(",")], help="of the cases")
+    codings, batches = sorted({coding for coding, _ in GROUPS}), sorted({case.tokens for case in cases()})
+    parser.add_argument("--codings", nargs="+", choices=codings, default=codings, help="that are proved and measured")
+    parser.add_argument("--tokens", nargs="+", type=int, choices=batches, default=batches, help="of the cases")
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
-    chosen = [
-        case
-        for case in cases()
-        if case.coding in options.codings and (options.tokens is None or case.tokens in options.tokens)
-    ][: options.only]
+    chosen = [case for case in cases() if case.coding in options.codings and case.tokens in options.tokens]
+    chosen = chosen[: options.only]
     with ThreadPoolExecutor(8) as pool:  # before anything is timed: it would share the host
         runs = list(pool.map(compiled, chosen))
-    for coding, group in GROUPS:
-        if coding not in options.codings:
-            continue
+    for coding, group in (each for each in GROUPS if each[0] in options.codings):
         print(json.dumps({"coding": coding, "group": group, "decoder_is_exact": prove(coding, group)}), flush=True)
     for case, run in zip(chosen, runs, strict=True):
         if time.monotonic() > end:

@@ -10,6 +10,7 @@ import ssl
 from hex_llm import faults
 from hex_llm.config import Config
 from hex_llm.errors import ConfigError
+from hex_llm.flags import flags_of
 from hex_llm.server.keys import Keys
 
 logger = logging.getLogger(__name__)
@@ -48,10 +49,9 @@ def check_adapters(config: Config) -> None:
             "--enable_lora: no request can name an adapter without --lora_modules, or --lora_allowed_prefixes for those"
             " that requests bring."
         )
-    usual = Config()
-    for name in ("max_lora_rank", "max_num_mem_cached_lora", "enable_lora_cache"):
-        if not config.enable_lora and (value := getattr(config, name)) != getattr(usual, name):
-            logger.warning("--%s=%s changes nothing without --enable_lora.", name, value)
+    for flag in () if config.enable_lora else flags_of(Config):
+        if flag.group == "Dynamic LoRA" and (value := getattr(config, flag.name)) != flag.default:
+            logger.warning("%s changes nothing without --enable_lora.", flag.show(value))
 
 
 def check_faults(config: Config, listener: socket.socket) -> None:

@@ -62,7 +62,7 @@ def test_a_key_that_is_not_the_certificates_or_has_a_password_is_refused(certifi
         ({"enable_lora": True, "lora_modules": "a=owner/a", "max_lora_rank": 8}, ""),
         ({"max_lora_rank": 8}, "--max_lora_rank=8 changes nothing"),
         ({"max_num_mem_cached_lora": 2}, "--max_num_mem_cached_lora=2 changes nothing"),
-        ({"enable_lora_cache": False}, "--enable_lora_cache=False changes nothing"),
+        ({"enable_lora_cache": False}, "--no-enable_lora_cache changes nothing"),
     ],
 )
 def test_flags_of_adapters_that_nothing_comes_of_are_warned_of(flags, said, caplog):
