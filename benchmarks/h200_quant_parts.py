@@ -4,8 +4,9 @@ it runs for a while, beside others, and the driver tells the clock and the power
     python -m benchmarks.h200_quant_parts --seconds 100
 
 Each case is a JSON line. What lacks a part computes nonsense, at the speed of the rest: `decode` leaves the codes as
-they are, `products` decodes and does not multiply. `with_norm_us` has the kernel behind it, too, which adds up what the
-product left in parts.
+they are, `zeros` leaves out what brings them to size and subtracts their zeros (one instruction in three, as if scale
+and zero were one), `products` decodes and does not multiply. `with_norm_us` has the kernel behind it, too, which adds
+up what the product left in parts.
 """
 
 import argparse
@@ -56,7 +57,7 @@ class Case(NamedTuple):
 def cases() -> Iterator[Case]:
     tall = Plan(workers=2, stack=2)
     for tokens in (16, 64, 128):
-        for without in ("", "decode", "products"):
+        for without in ("", "decode", "zeros", "products"):
             yield Case(GATE_UP, tokens, tall, without)
         yield Case(GATE_UP, tokens, tall, activation="silu")
     for plan in (Plan(workers=2, stack=2, slots=4), Plan(workers=2, stack=2, depth=64), Plan(workers=2, stack=1)):
@@ -102,6 +103,7 @@ def unmultiplied(accumulator: Any, left: Array, right: Any) -> None:
 
 REPLACED = {
     "decode": (gpu_decode, "decode", undecoded),
+    "zeros": (gpu_decode, "_less", lambda number, *_: number),
     "products": (plgpu, "wgmma", unmultiplied),
 }
 
