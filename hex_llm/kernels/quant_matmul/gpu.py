@@ -28,13 +28,25 @@ from hex_llm.kernels.chain import MAX_TOKENS, padded
 from hex_llm.kernels.hopper import num_sms
 from hex_llm.kernels.matmul.reference import total
 from hex_llm.kernels.quant_matmul import gpu_decode, gpu_handover
-from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, CHUNKS, LINE, chunk_lines, grouping_of
+from hex_llm.kernels.quant_matmul.gpu_layout import LINE, grouping_of
+from hex_llm.kernels.quant_matmul.gpu_multiply import Wide
 from hex_llm.kernels.quant_matmul.gpu_plan import Plan, plan_for, plan_for_many, ring_slots
+from hex_llm.kernels.quant_matmul.gpu_ring import Ring, Share
+from hex_llm.kernels.quant_matmul.gpu_w4a8_multiply import Narrow
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, HOPPER_ROWS, Packed
+from hex_llm.pytree import pytree
 
-SWIZZLED = (plgpu.TilingTransform((8, CHUNK)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
+LINE_BYTES = 128  # of a token's numbers, which are swizzled together
 PREFETCHED = 4  # slots of the weight that are asked for before `x` is: to ask takes time, too
 MEMORY_REGISTERS, COMPUTE_REGISTERS = 40, 232  # of two that compute: together at most what the launch took, or it hangs
+
+
+@pytree
+class Known:
+    """Of tokens in 8 bits, float32."""
+
+    scale: Array  # [M]
+    sums: Array  # [in / 128, M]: of each token's numbers in a tile's columns
 
 
 def supports(x: Array, weight: Packed, *, activation: Activation | None = None) -> bool:
@@ -60,7 +72,7 @@ def parts(
         # Of the weight's own sizes: where it has an order, `x` may have more columns.
         plan = plan_for(tokens, *weight.shape, gated=activation is not None)
     dtype = jnp.dtype(jnp.float32 if plan.splits > 1 else dtype or x.dtype)
-    return _call(_rows(x, weight, padded(tokens)), weight, dtype, plan, activation)
+    return call(_rows(x, weight, padded(tokens)), weight, dtype, plan, activation)
 
 
 def matmul(x: Array, weight: Packed, *, dtype: jnp.dtype | None = None, plan: Plan | None = None) -> Array:
@@ -74,7 +86,7 @@ def matmul(x: Array, weight: Packed, *, dtype: jnp.dtype | None = None, plan: Pl
 @functools.partial(jax.jit, static_argnames=("dtype", "plan"))
 def _many(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan) -> Array:
     tokens, width = x.shape[0], plan.tokens or padded(x.shape[0])
-    return _call(_rows(x, weight, -(-tokens // width) * width), weight, dtype, plan, None)[0, :tokens]
+    return call(_rows(x, weight, -(-tokens // width) * width), weight, dtype, plan, None)[0, :tokens]
 
 
 def _rows(x: Array, weight: Packed, rows: int) -> Array:
@@ -89,7 +101,10 @@ def gated_matmul(x: Array, weight: Packed, activation: Activation, *, plan: Plan
     return parts(x, weight, plan=plan, activation=activation)[0, : x.shape[0]]
 
 
-def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Activation | None) -> Array:
+def call(
+    x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Activation | None, known: Known | None = None
+) -> Array:
+    """[splits, M, out], or gated [1, M, F]: of tokens [M, in] which the plan cuts without a rest."""
     coding, grouping = weight.coding, grouping_of(weight)
     batch = x.shape[0]
     row_tiles, column_tiles, lines, _ = weight.data.shape
@@ -100,6 +115,8 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
     tall = workers * stack // pieces_of_weight
     across, down = batch // (plan.tokens or batch), row_tiles // (workers * stack)
     tokens = batch // across
+    inner = Wide(coding, grouping, tokens, plan.depth) if known is None else Narrow(tokens)
+    width = tokens // inner.parts
     cuts = HOPPER_COLUMNS // plan.depth  # of a tile
     assert x.shape[1] == weight.shape[1], f"{x.shape[1]} columns of x for {weight.shape[1]} of the weight"
     assert activation is None or (stack == 2 and plan.splits == 1), f"{plan} gates parts of sums, or without an up"
@@ -118,8 +135,12 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
     prefetched = min(slots, fewest, PREFETCHED)
     band = min(plan.band, across)
     copies = pieces_of_weight * (1 if grouping is None else 2)  # of the weight, to a slot
+    tiled = plgpu.TilingTransform((8, LINE_BYTES // x.dtype.itemsize))  # pyright: ignore[reportAbstractUsage]
+    swizzled = tiled, plgpu.SwizzleTransform(LINE_BYTES)  # pyright: ignore[reportAbstractUsage]
 
-    def body(x_ref, w_ref, scale_ref, word_ref, o_ref, part_ref, x_ring, w_ring, scale_ring, full, empty):
+    def body(
+        x_ref, known_ref, w_ref, scale_ref, word_ref, o_ref, part_ref, x_ring, w_ring, scale_ring, sum_ring, full, empty
+    ):  # fmt: skip
         block, worker = lax.axis_index("block"), lax.axis_index("worker")
         own = rounds if line else lax.div(pieces - block + blocks - 1, blocks)
         start, end = (lax.div(each * line, blocks) for each in (block, block + 1))
@@ -173,6 +194,9 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
                 if with_x:
                     columns = pl.ds((column * cuts + cut) * plan.depth, plan.depth)
                     plgpu.copy_gmem_to_smem(x_ref.at[pl.ds(token, tokens), columns], x_ring.at[slot], full.at[slot])
+                    if known_ref is not None:
+                        source = known_ref.sums.at[column, pl.ds(token, tokens)]
+                        plgpu.copy_gmem_to_smem(source, sum_ring.at[slot], full.at[slot])
 
             # The weight is there already; `x` is there when the kernel in front has ended.
             pl.loop(0, prefetched)(lambda t: fetch(t, t, with_x=False))
@@ -200,66 +224,36 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
         def _compute():
             if workers == 2:
                 plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
-
-            def load(slot, tile, chunk):
-                """A chunk's codes, and the scales that they need."""
-                count = chunk_lines(coding)
-                codes = w_ring.at[slot, tile, pl.ds(chunk % (CHUNKS // cuts) * count, count)]
-                places = () if grouping is None else gpu_decode.words_of(grouping, chunk)
-                scales = [scale_ring.at[slot, tile, place % words] for place in places]
-                return (
-                    plgpu.load(codes, layout=gpu_decode.word_layout(coding)),
-                    tuple(plgpu.load(each, layout=gpu_decode.ROW_LAYOUT, optimized=False) for each in scales),
-                )
-
-            def multiply(totals, slot, chunks, is_first):
-                """Decodes and multiplies what is in a slot."""
-                plgpu.barrier_wait(full.at[slot])
-                before = lax.select(slot == 0, slots - 1, slot - 1)
-                products = list(itertools.product(chunks, range(stack)))
-                # All at once: there is one wait for shared memory then, and not one for each product.
-                loaded = [load(slot, i * workers + worker, chunk) for chunk, i in products]
-                for (chunk, i), (codes, scales) in zip(products, loaded, strict=True):
-                    right = x_ring.at[slot, :, pl.ds(chunk % (CHUNKS // cuts) * CHUNK, CHUNK)]
-                    left = gpu_decode.decode(codes, scales, coding, grouping, chunk)
-                    plgpu.wgmma(totals[i], left, right.transpose((1, 0)))
-                    # The registers of the product before are free, and at first all of the slot before.
-                    plgpu.wgmma_wait(1)
-                    if (chunk, i) == products[0]:
-                        # Not by a branch: that would keep products from running side by side.
-                        plgpu.barrier_arrive(empty.at[before], predicate=~is_first)
-                return after(slot)
+            ring = Ring(slots, x_ring, w_ring, scale_ring, sum_ring, full, empty)
+            share = Share(worker, workers, stack)
 
             def write(results, split, token, rows):
-                for i, result in enumerate(results):
+                places = itertools.product(rows, range(inner.parts))
+                for (own_rows, part), result in zip(places, results, strict=True):
                     # Turned round, each thread has two neighbours of one token, and a warp writes whole sectors.
                     turned = plgpu.layout_cast(result.astype(dtype), plgpu.Layout.WGMMA_TRANSPOSED)
-                    o_ref.at[split, pl.ds(token, tokens), rows[i]].transpose((1, 0))[...] = turned
-
-            def accumulate(tiles, slot):
-                """The sums of so many tiles, and the slot that comes next."""
-
-                def run(*totals):
-                    def tile(t, slot):
-                        for cut in range(cuts):
-                            chunks = range(cut * CHUNKS // cuts, (cut + 1) * CHUNKS // cuts)
-                            slot = multiply(totals, slot, chunks, (t == 0) & (cut == 0))
-                        return slot
-
-                    end = lax.fori_loop(0, tiles, tile, slot)
-                    return [each[...] for each in totals], lax.select(end == 0, slots - 1, end - 1)
-
-                accumulators = [plgpu.WGMMAAccumulatorRef((HOPPER_ROWS, tokens), jnp.float32)] * stack
-                totals, last = pl.run_scoped(run, *accumulators)
-                plgpu.barrier_arrive(empty.at[last])
-                return totals, after(last)
+                    at = pl.ds(token + part * width, width)
+                    o_ref.at[split, at, own_rows].transpose((1, 0))[...] = turned
 
             def finish(piece, totals):
                 first, token, split = place(piece)
                 rows = [pl.ds((first + i * apart + worker) * HOPPER_ROWS, HOPPER_ROWS) for i in range(stack)]
                 if grouping is None:
                     totals = [_scaled(each, scale_ref.at[rows[i]]) for i, each in enumerate(totals)]
-                write(totals if activation is None else [gpu_gate.gated(activation, *totals)], split, token, rows)
+                if known_ref is not None:
+                    plgpu.griddepcontrol_wait()
+                    totals = [
+                        _of_tokens(each, known_ref.scale.at[pl.ds(token + i % inner.parts * width, width)])
+                        for i, each in enumerate(totals)
+                    ]
+                if activation is not None:
+                    gates, ups = totals[: inner.parts], totals[inner.parts :]
+                    totals = [gpu_gate.gated(activation, *both) for both in zip(gates, ups, strict=True)]
+                    rows = rows[:1]
+                write(totals, split, token, rows)
+
+            def accumulate(tiles, slot):
+                return inner.accumulate(ring, share, tiles, slot)
 
             def own_piece(index, slot):
                 totals, slot = accumulate(length, slot)
@@ -295,25 +289,33 @@ def _call(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Ac
         kernel_name=f"matmul_{coding}_{weight.shape[0]}x{weight.shape[1]}",
         out_type=[
             jax.ShapeDtypeStruct((plan.splits, batch, row_tiles // pieces_of_weight * HOPPER_ROWS), dtype),
-            jax.ShapeDtypeStruct((blocks, workers, stack, HOPPER_ROWS, tokens), jnp.float32) if line else None,
+            jax.ShapeDtypeStruct((blocks, workers, stack * inner.parts, HOPPER_ROWS, width), jnp.float32)
+            if line
+            else None,
         ],
         grid=(blocks,),
         grid_names=("block",),
         num_threads=workers + 1,
         thread_name="worker",
         scratch_types=[
-            plgpu.SMEM((slots, tokens, plan.depth), x.dtype, transforms=SWIZZLED),
+            plgpu.SMEM((slots, tokens, plan.depth), x.dtype, transforms=swizzled),
             plgpu.SMEM((slots, workers * stack, lines // cuts, LINE), jnp.int32),
             None if grouping is None else plgpu.SMEM((slots, workers * stack, words, HOPPER_ROWS), jnp.int32),
-            plgpu.Barrier(num_arrivals=copies + 1, num_barriers=slots),
+            None if known is None else plgpu.SMEM((slots, tokens), jnp.float32),
+            plgpu.Barrier(num_arrivals=copies + (1 if known is None else 2), num_barriers=slots),
             plgpu.Barrier(num_arrivals=workers, num_barriers=slots),
         ],
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )
     scale = weight.scale.reshape(-1) if grouping is None else weight.scale
-    return kernel(x, weight.data, scale, gpu_handover.words(blocks * workers) if line else None)[0]
+    return kernel(x, known, weight.data, scale, gpu_handover.words(blocks * workers) if line else None)[0]
 
 
 def _scaled(sums, scale_ref):
     scale = plgpu.load(scale_ref, layout=gpu_decode.ROW_LAYOUT, optimized=False)
     return sums * lax.broadcast_in_dim(scale, sums.shape, [0])
+
+
+def _of_tokens(sums, scale_ref):
+    scale = plgpu.load(scale_ref, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+    return sums * lax.broadcast_in_dim(scale, sums.shape, [1])

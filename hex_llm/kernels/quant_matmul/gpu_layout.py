@@ -101,7 +101,8 @@ def grouping_of(weight: Packed) -> Grouping | None:
     if weight.scale.dtype == jnp.float32:
         return None
     words = weight.scale.shape[-2]
-    return Grouping(2 * words, has_zeros=False) if weight.coding not in WHOLE else Grouping(words, has_zeros=True)
+    has_zeros = weight.coding in WHOLE or weight.layout == "hopper8"
+    return Grouping(words if has_zeros else 2 * words, has_zeros)
 
 
 def unpack_codes(data: Array, coding: Coding) -> Array:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hex_llm.kernels.chain import padded
 from hex_llm.kernels.hopper import MOST_BARRIERS, SHARED_BYTES, num_sms
 from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, grouping_of
+from hex_llm.kernels.quant_matmul.rows import TYPES
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, HOPPER_ROWS, Packed, bits
 
 MAX_SPLITS = 8
@@ -87,6 +88,43 @@ def plan_for_many(tokens: int, out: int, size: int) -> Plan:
     return min((each for pieces in counts for each in candidates(pieces)), key=lambda each: each[0])[1]
 
 
+def plan_w4a8(tokens: int, out: int, size: int, *, gated: bool = False) -> Plan:
+    """As `plan_for`, for tokens in 8 bits. By arithmetic: nothing of it was measured yet."""
+    columns = size // HOPPER_COLUMNS
+    shapes = ((2, 2), (1, 2)) if gated else ((2, 2), (2, 1), (1, 2), (1, 1))
+
+    def microseconds(plan: Plan) -> float:
+        each = _w4a8_tile(tokens) * (1 if plan.workers == 2 else 1.3)
+        pieces = out // plan.rows * plan.splits
+        added = plan.splits * tokens * out * 8 / 3e6 if plan.splits > 1 else 0
+        work = columns // plan.splits * (plan.rows // HOPPER_ROWS) * each
+        return _rounds(pieces, plan) * work + 0.7 * -(-pieces // num_sms()) + _handed_over(pieces, tokens, plan) + added
+
+    def splits(rows: int) -> list[int]:
+        few = not gated and out // rows < num_sms()
+        return [n for n in range(1, MAX_SPLITS + 1) if columns % n == 0] if few else [1]
+
+    plans = [
+        Plan(workers=w, stack=s, splits=n, even=even)
+        for w, s in shapes
+        for n in splits(w * s * HOPPER_ROWS)
+        for even in ((False, True) if n == 1 and tokens > 16 else (False,))
+    ]
+    return min((plan for plan in plans if out % plan.rows == 0), key=microseconds)
+
+
+def plan_w4a8_for_many(tokens: int, out: int, size: int) -> Plan:
+    """As `plan_for_many`, for tokens in 8 bits."""
+    workers = 2 if out % (2 * HOPPER_ROWS) == 0 else 1
+    del tokens, size
+    return Plan(workers=workers, stack=1, tokens=MOST_TOKENS)
+
+
+def _w4a8_tile(tokens: int) -> float:
+    """Microseconds: what memory takes to give it, or tensor cores, with what scales take."""
+    return max(0.135, 0.03 + 0.0011 * tokens)
+
+
 def _rounds(pieces: int, plan: Plan) -> float:
     """Pieces that the block that has most of them works through."""
     return pieces / num_sms() if plan.even else -(-pieces // num_sms())
@@ -107,5 +145,6 @@ def ring_slots(tokens: int, weight: Packed, plan: Plan) -> int:
     words = 0 if grouping is None else grouping.words
     row = plan.depth * bits(weight.coding) // 8 + 4 * words
     width = plan.tokens or padded(tokens)
-    slot = plan.rows * row + width * plan.depth * 2
+    # Tokens in 8 bits come with a sum.
+    slot = plan.rows * row + width * (plan.depth + 4 if weight.coding in TYPES else 2 * plan.depth)
     return plan.slots or min(SHARED_BYTES // slot, MOST_BARRIERS)

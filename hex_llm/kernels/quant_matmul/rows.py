@@ -8,7 +8,7 @@ from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed
 from hex_llm.pytree import pytree, static
 
 # Codings whose weights multiply tokens of the weight's own type.
-TYPES: dict[Coding, str] = {"fp8": "float8_e4m3fn", "w8a8": "int8"}
+TYPES: dict[Coding, str] = {"fp8": "float8_e4m3fn", "w8a8": "int8", "w4a8": "float8_e4m3fn"}
 _RANGES = {"float8_e4m3fn": (-float8.LARGEST, float8.LARGEST), "int8": (-128.0, 127.0)}
 _ZERO = 2.0**-100  # a row without a larger number is of zeros: what divides by its scale must not overflow
 

@@ -15,11 +15,11 @@ from hex_llm.pytree import pytree, static
 # What a code stands for. Of whole numbers, int8 is from -128 to 127 and int4 from 0 to 15, and the code of zero is
 # subtracted; the others of 4 bits are places in a table; fp8 are numbers already. w8a8 is int8 with one scale for each
 # row and without zeros, and multiplies tokens in int8, as fp8 does those in fp8.
-type Coding = Literal["int8", "int4", "nf4", "fp4", "mxfp4", "fp8", "w8a8"]
+type Coding = Literal["int8", "int4", "nf4", "fp4", "mxfp4", "fp8", "w8a8", "w4a8"]
 
 # How codes lie: in rows and columns, two of 4 bits in a byte, the first in its low half; or as `gpu_layout` says, or
 # `tpu_layout`.
-type Layout = Literal["plain", "hopper", "tpu"]
+type Layout = Literal["plain", "hopper", "hopper8", "tpu"]
 
 _MXFP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _FP4 = (0.0, 0.0625 / 12, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
@@ -76,7 +76,7 @@ class Packed:
             case "plain":
                 *experts, out, size = self.data.shape
                 return *experts, out, size if bits(self.coding) == 8 else 2 * size
-            case "hopper":
+            case "hopper" | "hopper8":
                 *experts, rows, columns, _, _ = self.data.shape
                 return *experts, rows * HOPPER_ROWS, columns * HOPPER_COLUMNS
             case "tpu":
