@@ -83,7 +83,9 @@ def unpack_codes(data: Array) -> Array:
     """[out / 64, tiles, 8, 128] -> [out, in] uint8."""
     rows, columns, *_ = data.shape
     words = data.reshape(rows, columns, -1, THREADS, VECTOR).swapaxes(2, 3).reshape(rows, columns, *_THREAD, -1)
-    codes = (words[..., None, None] >> _shifts()) & 15  # [..., warp, quarter, lane, sixteen, half, element]
+    codes = (
+        words[..., None, None] >> _shifts(words.ndim + 2)
+    ) & 15  # [..., warp, quarter, lane, sixteen, half, element]
     codes = codes.transpose(0, 2, 6, 3, 1, 5, 4, 7)
     return codes.reshape(rows * HOPPER_ROWS, columns * HOPPER_COLUMNS).astype(jnp.uint8)
 
@@ -95,14 +97,15 @@ def _pack_codes(codes: Array) -> Array:
     rows, columns = codes.shape[0] // HOPPER_ROWS, codes.shape[1] // HOPPER_COLUMNS
     parts = codes.astype(jnp.int32).reshape(rows, *_ROWS, columns, *_COLUMNS)
     parts = parts.transpose(0, 4, 1, 3, 6, 5, 2, 7)  # [rows, columns, warp, quarter, lane, sixteen, half, element]
-    words = jnp.sum(parts << _shifts(), axis=(-2, -1), dtype=jnp.int32)
+    words = jnp.sum(parts << _shifts(parts.ndim), axis=(-2, -1), dtype=jnp.int32)
     words = words.reshape(rows, columns, THREADS, -1, VECTOR).swapaxes(2, 3)
     return words.reshape(rows, columns, LINES, LINE)
 
 
-def _shifts() -> Array:
-    """Of the codes in a word: of (half of the rows, element)."""
-    return 4 * jnp.arange(2)[:, None] + 8 * jnp.arange(4)
+def _shifts(ndim: int) -> Array:
+    """Of the codes in a word: of (half of the rows, element), the last two of so many dimensions."""
+    half, element = (lax.broadcasted_iota(jnp.int32, (1,) * (ndim - 2) + (2, 4), ndim - 2 + axis) for axis in (0, 1))
+    return 4 * half + 8 * element
 
 
 def _pack_scales(codes: Codes) -> Array:

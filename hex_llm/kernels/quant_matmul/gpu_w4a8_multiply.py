@@ -52,52 +52,54 @@ class Narrow:
         on, and the next slot."""
         products = list(itertools.product(range(share.stack), range(self.parts)))
         shape = (HOPPER_ROWS, self.width)
+        # As many sums are under way as there are registers for, beside all totals.
         count = UNDER_WAY if len(products) == UNDER_WAY else 1
 
         def along(rows: Array) -> Array:
             return lax.broadcast_in_dim(rows, shape, [0])
 
         def run(*sums: Any) -> Any:
-            def tile(t: Array, carry: Any) -> Any:
-                slot, totals = carry
-                totals = list(totals)
+            def tile(_: Array, carry: tuple[Array, tuple[Array, ...]]) -> tuple[Array, tuple[Array, ...]]:
+                slot, totals = carry[0], list(carry[1])
                 plgpu.barrier_wait(ring.full.at[slot])
-                # All at once where there are registers for it: there is one wait for shared memory then.
-                of_tiles = (
-                    {}
-                    if len(products) > UNDER_WAY
-                    else {i: self._load(ring, slot, share.tile(i)) for i in range(share.stack)}
-                )
-                for product in range(len(products) + count):
+                loaded: dict[int, _Tile] = {}
+                if len(products) <= UNDER_WAY:
+                    # All at once: there is one wait for shared memory then.
+                    loaded = {i: _load(ring, slot, share.tile(i)) for i in range(share.stack)}
+
+                def start(product: int) -> None:
+                    i, part = products[product]
+                    if i not in loaded:
+                        loaded[i] = _load(ring, slot, share.tile(i))
+                    at = pl.ds(part * self.width, self.width)
+                    of_tokens = lax.broadcast_in_dim(sums_of_tokens(ring, slot, at), shape, [1])
+                    sum_ref = sums[product % count]
+                    sum_ref[...] = along(loaded[i].zero * (-1 / SMALLER)) * of_tokens
+                    plgpu.wgmma(sum_ref, loaded[i].numbers, ring.x.at[slot, at].transpose((1, 0)))
+
+                def finish(product: int, *, started: int) -> None:
+                    found = plgpu.wgmma_accumulator_load(sums[product % count], wait_n=started - product - 1)
+                    # Without the barrier, the compiler may read it before the wait.
+                    totals[product] += lax.optimization_barrier(found) * along(loaded[products[product][0]].scale)
+
+                for product in range(len(products)):
                     if product >= count:
-                        # One of those under way ends, whose registers are free then.
-                        done, left = product - count, min(product, len(products)) - (product - count) - 1
-                        found = plgpu.wgmma_accumulator_load(sums[done % count], wait_n=left)
-                        # Without the barrier, the compiler may read it before the wait.
-                        totals[done] += lax.optimization_barrier(found) * along(of_tiles[products[done][0]].scale)
-                    if product < len(products):
-                        i, part = products[product]
-                        if i not in of_tiles:
-                            of_tiles[i] = self._load(ring, slot, share.tile(i))
-                        at = pl.ds(part * self.width, self.width)
-                        of_tokens = plgpu.load(ring.sums.at[slot, at], layout=TOKENS, optimized=False)
-                        zero = along(of_tiles[i].zero * (-1 / SMALLER))
-                        sums[product % count][...] = zero * lax.broadcast_in_dim(of_tokens, shape, [1])
-                        plgpu.wgmma(sums[product % count], of_tiles[i].numbers, ring.x.at[slot, at].transpose((1, 0)))
+                        finish(product - count, started=product)
+                    start(product)
+                for product in range(len(products) - count, len(products)):
+                    finish(product, started=len(products))
                 plgpu.barrier_arrive(ring.empty.at[slot])
                 return ring.after(slot), tuple(totals)
 
             zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
-            start = slot, (zeros,) * len(products)
-            end, totals = lax.fori_loop(0, tiles, tile, start)
+            end, totals = lax.fori_loop(0, tiles, tile, (slot, (zeros,) * len(products)))
             return list(totals), end
 
         return pl.run_scoped(run, *[plgpu.WGMMAAccumulatorRef(shape, jnp.float32)] * count)
 
-    def _load(self, ring: Ring, slot: Array, tile: Any) -> "_Tile":
-        codes = plgpu.load(ring.codes.at[slot, tile], layout=gpu_w4a8_decode.WORDS)
-        words = plgpu.load(ring.scale.at[slot, tile, 0], layout=ROWS, optimized=False)
-        return _Tile(gpu_w4a8_decode.decode(codes), *scale_and_zero(words))
+
+def sums_of_tokens(ring: Ring, slot: Array, at: Any) -> Array:
+    return plgpu.load(ring.sums.at[slot, at], layout=TOKENS, optimized=False)
 
 
 class _Tile(NamedTuple):
@@ -106,3 +108,9 @@ class _Tile(NamedTuple):
     numbers: Array  # [64, 128] float8_e4m3fn
     scale: Array  # [64] float32
     zero: Array  # likewise
+
+
+def _load(ring: Ring, slot: Array, tile: Any) -> _Tile:
+    codes = plgpu.load(ring.codes.at[slot, tile], layout=gpu_w4a8_decode.WORDS)
+    words = plgpu.load(ring.scale.at[slot, tile, 0], layout=ROWS, optimized=False)
+    return _Tile(gpu_w4a8_decode.decode(codes), *scale_and_zero(words))

@@ -27,8 +27,10 @@ def _best(codes: Codes, dtype: Any) -> Any:
     if dtype != jnp.bfloat16:
         return plain
     if is_hopper():
-        from hex_llm.kernels.quant_matmul import gpu_expert_layout, gpu_layout
+        from hex_llm.kernels.quant_matmul import gpu_expert_layout, gpu_layout, gpu_w4a8_layout
 
+        if gpu_w4a8_layout.supports(codes):
+            return gpu_w4a8_layout
         is_one = len(codes.shape) == 2
         if is_one and codes.coding in TYPES:
             return plain  # multiplied as it is
@@ -52,6 +54,10 @@ def unpack(weight: Packed) -> Codes:
             from hex_llm.kernels.quant_matmul import gpu_layout
 
             return gpu_layout.unpack(weight)
+        case "hopper8":
+            from hex_llm.kernels.quant_matmul import gpu_w4a8_layout
+
+            return gpu_w4a8_layout.unpack(weight)
         case "tpu":
             from hex_llm.kernels.quant_matmul import tpu_layout
 

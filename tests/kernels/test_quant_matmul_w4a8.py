@@ -1,0 +1,297 @@
+"""Weights of 4 bits with tokens in 8 bits on Hopper: their layout, the decoder's instructions as numbers, and the
+products in a simulator that looks for races."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from hex_llm.kernels.quant_matmul import (
+    gpu_plan,
+    gpu_rows,
+    gpu_w4a8,
+    gpu_w4a8_decode,
+    gpu_w4a8_layout,
+    gpu_w4a8_multiply,
+    layouts,
+    plain,
+    reference,
+)
+from hex_llm.kernels.quant_matmul.gpu_plan import Plan
+from hex_llm.kernels.quant_matmul.gpu_w4a8_layout import LARGEST_ZERO, SMALLER
+from hex_llm.kernels.quant_matmul.rows import Rows, taken_by
+from hex_llm.kernels.quant_matmul.weight import Codes, Packed
+from tests.kernels.numbers import normal
+from tests.kernels.simulator import simulation
+from tests.kernels.test_gpu_lowering import array, lowered
+from tests.kernels.test_quant_matmul_gpu import SHAPES
+
+F32 = jnp.dtype(jnp.float32)
+
+
+def weight_of(group: int | None, shape: tuple[int, int], *, seed: int = 0) -> Codes:
+    random = np.random.default_rng(seed)
+    per_group = shape[0], 1 if group is None else shape[1] // group
+    scale = jnp.asarray(random.uniform(0.5, 2, per_group) / 40, jnp.bfloat16).astype(jnp.float32)
+    return Codes(
+        codes=jnp.asarray(random.integers(0, 16, shape, np.uint8)),
+        scale=scale,
+        zero=jnp.asarray(random.integers(0, 17, per_group), jnp.float32),
+        order=None,
+        input_scale=None,
+        coding="w4a8",
+    )
+
+
+@pytest.mark.parametrize("group", [None, 128, 256])
+@pytest.mark.parametrize("has_zero", [False, True])
+def test_what_is_packed_comes_back(group, has_zero):
+    codes = weight_of(group, (192, 512))
+    if not has_zero:
+        codes = dataclasses.replace(codes, zero=None)
+    packed = jax.jit(gpu_w4a8_layout.pack)(codes)
+    assert packed.shape == codes.shape
+    got = jax.jit(layouts.unpack)(packed)
+    assert (got.codes == codes.codes).all()
+    assert (reference.dequantize(got) == reference.dequantize(codes)).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_scales_of_checkpoints_and_every_zero_are_kept_exactly(dtype):
+    """The smallest and largest that files have, too: scales share their word with the zero."""
+    tiny, largest = jnp.finfo(dtype).smallest_subnormal, min(float(jnp.finfo(dtype).max), 2.0**100)
+    scale = np.geomspace(max(float(tiny), 2.0**-116), largest, 64 * 17).astype(dtype).astype(np.float32)
+    codes = weight_of(128, (64, 17 * 128))
+    zero = np.arange(64 * 17).reshape(64, 17) % 17
+    codes = dataclasses.replace(codes, scale=jnp.asarray(scale.reshape(64, 17)), zero=jnp.asarray(zero, jnp.float32))
+    got = gpu_w4a8_layout.unpack(gpu_w4a8_layout.pack(codes))
+    np.testing.assert_array_equal(got.scale, codes.scale)
+    np.testing.assert_array_equal(got.zero, codes.zero)
+
+
+def test_a_block_of_a_packed_weight_is_that_block_packed():
+    codes = weight_of(128, (128, 1024))
+    part = dataclasses.replace(
+        codes, codes=codes.codes[64:, 512:], scale=codes.scale[64:, 4:], zero=codes.zero[64:, 4:]
+    )
+    whole, want = gpu_w4a8_layout.pack(codes), gpu_w4a8_layout.pack(part)
+    assert (whole.data[1:, 4:] == want.data).all()
+    assert (whole.scale[1:, 4:] == want.scale).all()
+
+
+@pytest.mark.parametrize(("shape", "group"), [((96, 128), 128), ((64, 192), 64), ((64, 256), 64), ((64, 384), 96)])
+def test_other_shapes_and_groups_are_refused_by_name(shape, group):
+    codes = weight_of(group, shape)
+    assert not gpu_w4a8_layout.supports(codes)
+    with pytest.raises(ValueError, match=str(shape[1] // group)):
+        gpu_w4a8_layout.pack(codes)
+
+
+def test_weights_with_an_order_and_experts_and_other_codings_do_not_lie_so():
+    codes = weight_of(128, (64, 256))
+    assert gpu_w4a8_layout.supports(codes)
+    assert not gpu_w4a8_layout.supports(dataclasses.replace(codes, order=jnp.arange(256)))
+    assert not gpu_w4a8_layout.supports(dataclasses.replace(codes, coding="int4"))
+    assert not gpu_w4a8_layout.supports(jax.tree.map(lambda each: each[None], codes))
+
+
+def test_every_code_is_a_number_of_the_tensor_cores_as_it_is():
+    every = np.arange(16, dtype=np.uint8)
+    np.testing.assert_array_equal(every.view(jnp.float8_e4m3fn).astype(np.float32) * SMALLER, every)
+    assert LARGEST_ZERO >= 16  # one more than the largest code: checkpoints of GPTQ have it
+
+
+def test_a_word_s_low_and_high_halves_are_two_registers(monkeypatch):
+    """What `decode` asks of the machine, done on numbers."""
+    monkeypatch.setattr(gpu_w4a8_decode.mgpu.utils, "c", lambda value, _: value)
+    monkeypatch.setattr(gpu_w4a8_decode.arith, "andi", lambda a, b: a & b)
+    monkeypatch.setattr(gpu_w4a8_decode.arith, "shrui", lambda a, b: a >> b)
+    with gpu_w4a8_decode.ir.Context():
+        low, high = gpu_w4a8_decode._halves(0xFEDCBA98)
+    assert (low, high) == (0x0E0C0A08, 0x0F0D0B09)
+
+
+@pytest.fixture
+def simulator(monkeypatch):
+    """The simulator has no inlined instructions: codes are decoded as `unpack` does."""
+
+    def sums_of_tokens(*where):
+        found = load_sums(*where)
+        plgpu.commit_smem()  # it wants a fence before a copy may take the place of what was loaded
+        return found
+
+    def decode(words):
+        plgpu.commit_smem()
+        codes = gpu_w4a8_layout.unpack_codes(words[None, None])
+        return (codes.astype(jnp.float32) / SMALLER).astype(jnp.float8_e4m3fn)
+
+    load_sums = gpu_w4a8_multiply.sums_of_tokens
+    monkeypatch.setattr(gpu_w4a8_multiply, "sums_of_tokens", sums_of_tokens)
+    monkeypatch.setattr(gpu_w4a8_decode, "decode", decode)
+    with simulation(all_phases=True) as early_reads:
+        yield early_reads
+
+
+def inputs(tokens: int, out: int, size: int, group: int | None = 128) -> tuple[jax.Array, Packed, Codes]:
+    codes = weight_of(group, (out, size), seed=out + size)
+    return normal(tokens + out + size, tokens, size), gpu_w4a8_layout.pack(codes), codes
+
+
+def assert_close(got: jax.Array, want: jax.Array) -> None:
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    wide = [np.asarray(each, np.float64) for each in (got, want)]
+    limit = 5e-3 if got.dtype == jnp.bfloat16 else 2e-5
+    assert np.linalg.norm(wide[0] - wide[1]) / np.linalg.norm(wide[1]) < limit
+
+
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize(
+    ("tokens", "out", "size", "group", "plan"),
+    [
+        (1, 384, 256, 128, Plan(workers=1, stack=1, slots=3)),  # six tiles on four blocks
+        (3, 640, 384, 128, Plan(workers=2, stack=1, slots=4)),  # the ring is not a whole number of pieces
+        (24, 256, 256, None, Plan(workers=2, stack=2, slots=2)),  # one scale for a row
+        (40, 256, 512, 256, Plan(workers=1, stack=2, slots=3)),  # groups of two tiles
+        (16, 128, 512, 128, Plan(workers=1, stack=1, splits=2)),  # the ring is never full
+        (40, 256, 512, 128, Plan(workers=2, stack=1, splits=4, slots=2)),  # four parts to be added
+        (72, 256, 256, 128, Plan(workers=2, stack=2, slots=2)),  # two products for the tokens
+        (128, 256, 128, 128, Plan(workers=2, stack=2, slots=2)),
+        (8, 192, 512, 128, Plan(workers=1, stack=1, even=True, slots=3)),  # three pieces on four blocks
+        (100, 320, 384, 128, Plan(workers=1, stack=1, even=True, slots=3)),
+        (40, 640, 384, 128, Plan(workers=2, stack=1, even=True, slots=3)),
+    ],
+)
+def test_the_product_is_the_reference_s_however_it_is_cut(tokens, out, size, group, plan):
+    x, weight, codes = inputs(tokens, out, size, group)
+    got = gpu_w4a8.matmul(x, weight, dtype=F32, plan=dataclasses.replace(plan, blocks=4))
+    assert_close(got, reference.matmul(x, codes, dtype=F32))
+
+
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize(
+    ("tokens", "out", "size", "plan"),
+    [
+        (150, 256, 256, Plan(workers=2, stack=1, tokens=80, slots=3)),
+        (200, 192, 128, Plan(workers=1, stack=1, tokens=40, band=2, slots=2)),  # bands of two and of one
+        (144, 192, 384, Plan(workers=1, stack=1, tokens=80, even=True, slots=3)),
+        (300, 256, 256, Plan(workers=2, stack=1, tokens=128, slots=3)),
+    ],
+)
+def test_more_tokens_are_cut_too(tokens, out, size, plan):
+    x, weight, codes = inputs(tokens, out, size)
+    got = gpu_w4a8.matmul(x, weight, dtype=F32, plan=dataclasses.replace(plan, blocks=4))
+    assert_close(got, reference.matmul(x, codes, dtype=F32))
+
+
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize(
+    ("tokens", "out", "size", "activation", "plan"),
+    [
+        (8, 256, 256, "silu", Plan(workers=2, stack=2, slots=2)),
+        (40, 768, 512, "gelu", Plan(workers=2, stack=2, even=True, slots=2)),
+        (100, 512, 128, "silu", Plan(workers=2, stack=2, slots=2)),
+        (128, 256, 384, "silu", Plan(workers=1, stack=2, slots=2)),
+    ],
+)
+def test_the_gated_product_is_the_reference_s(tokens, out, size, activation, plan):
+    x, weight, codes = inputs(tokens, out, size)
+    got = gpu_w4a8.gated_matmul(x, weight, activation, plan=dataclasses.replace(plan, blocks=4))
+    assert_close(got, reference.gated_matmul(x, codes, activation))
+
+
+@pytest.mark.usefixtures("simulator")
+def test_tokens_that_come_in_8_bits_are_taken_as_they_are():
+    x, weight, codes = inputs(5, 128, 256)
+    rows = gpu_rows.quantize(x, taken_by(weight))
+    assert rows.values.shape[0] > 5  # padded
+    plan = Plan(workers=1, stack=1, slots=2, blocks=2)
+    got = gpu_w4a8.parts(rows, weight, dtype=F32, plan=plan)[0, :5]
+    assert_close(got, reference.matmul(x, codes, dtype=F32))
+
+
+@pytest.mark.usefixtures("simulator")
+def test_one_token_that_is_no_number_spoils_no_other():
+    x, weight, codes = inputs(4, 64, 256)
+    plan = Plan(workers=1, stack=1, slots=2, blocks=1)
+    got = gpu_w4a8.matmul(x.at[2, 7].set(jnp.nan), weight, dtype=F32, plan=plan)
+    assert jnp.isnan(got[2]).all()
+    others = jnp.asarray([0, 1, 3])
+    assert_close(got[others], reference.matmul(x, codes, dtype=F32)[others])
+
+
+def test_nothing_but_the_weight_is_read_before_the_kernel_in_front_has_ended(simulator):
+    fresh = 72.0  # a number in 8 bits, too
+    _, weight, _ = inputs(8, 128, 256)
+    values = jnp.full((8, 256), fresh, jnp.float8_e4m3fn)
+    rows = Rows(values, jnp.full((8,), fresh, jnp.float32), "bfloat16")
+    gpu_w4a8.parts(rows, weight, plan=Plan(workers=1, stack=1, slots=2, blocks=2))
+    assert simulator, "it reads something early"
+    for values in simulator:
+        values = np.asarray(values)
+        assert not (values.astype(np.float32) == fresh).any()
+        assert not (values.astype(np.float32) == fresh * 128).any()  # what a token's numbers of a tile add up to
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_plan_covers_its_shape_and_fits_a_block(name):
+    out, size = SHAPES[name]
+    groups = out, size // 128
+    codes = Codes(
+        array(out, size, dtype=jnp.uint8), array(*groups, dtype=F32), array(*groups, dtype=F32), None, None, "w4a8"
+    )
+    weight = jax.eval_shape(gpu_w4a8_layout.pack, codes)
+    for tokens in (1, 8, 16, 64, 65, 128, 129, 300, 2048, 8192):
+        if tokens > 128:
+            plans = [gpu_plan.plan_w4a8_for_many(tokens, out, size)]
+        else:
+            plans = [gpu_plan.plan_w4a8(tokens, out, size, gated=gated) for gated in (False, True)]
+        for plan in plans:
+            assert out % plan.rows == 0
+            assert size % (128 * plan.splits) == 0
+            assert plan.depth == 128
+            assert plan.splits == 1 or not plan.even
+            assert 3 <= gpu_plan.ring_slots(tokens, weight, plan) <= 32, plan
+
+
+@pytest.mark.parametrize(
+    ("tokens", "plan", "activation"),
+    [
+        (64, Plan(workers=2, stack=2), "silu"),
+        (128, Plan(workers=2, stack=2, even=True), "silu"),
+        (8, Plan(workers=2, stack=1, splits=4), None),
+        (40, Plan(workers=1, stack=1), None),
+    ],
+)
+def test_the_product_is_lowered_however_it_is_cut(tokens, plan, activation):
+    scales = array(1024, 8, dtype=F32)
+    codes = Codes(array(1024, 1024, dtype=jnp.uint8), scales, scales, None, None, "w4a8")
+    weight = jax.eval_shape(gpu_w4a8_layout.pack, codes)
+    x = array(tokens, 1024, dtype=jnp.bfloat16)
+    text = lowered(lambda x, weight: gpu_w4a8.parts(x, weight, plan=plan, activation=activation), x, weight)
+    assert text.count("@mosaic_gpu_v2") == 2  # tokens to 8 bits, and the product
+
+
+def test_only_what_the_kernel_does_is_taken():
+    x, weight, codes = inputs(8, 192, 256)
+    assert gpu_w4a8.supports(x, weight)
+    assert not gpu_w4a8.supports(x.astype(jnp.float32), weight)
+    assert not gpu_w4a8.supports(x, weight, activation="silu")  # three tiles have no halves
+    assert not gpu_w4a8.supports(jnp.zeros((129, 256), jnp.bfloat16), weight)
+    assert not gpu_w4a8.supports(x, plain.pack(codes))
+    _, weight, _ = inputs(8, 256, 256)
+    assert gpu_w4a8.supports(x, weight, activation="gelu")
+    assert not gpu_w4a8.supports(x, weight, activation="clamped_silu")
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 65, 72, 127, 128])
+def test_tokens_are_cut_in_products_of_one_size(tokens):
+    count = gpu_w4a8_multiply.padded(tokens)
+    narrow = gpu_w4a8_multiply.Narrow(count)
+    assert tokens <= count <= 128
+    assert count == narrow.parts * narrow.width
+    assert narrow.width % 8 == 0
+    assert narrow.width <= 64
+    assert gpu_w4a8_multiply.padded(count) == count
