@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels.quant_matmul import (
@@ -102,6 +103,26 @@ def test_every_code_is_a_number_of_the_tensor_cores_as_it_is():
     every = np.arange(16, dtype=np.uint8)
     np.testing.assert_array_equal(every.view(jnp.float8_e4m3fn).astype(np.float32) * SMALLER, every)
     assert LARGEST_ZERO >= 16  # one more than the largest code: checkpoints of GPTQ have it
+
+
+def test_threads_have_the_codes_that_their_registers_are_for():
+    """By Mosaic's own words for that layout: tiles of tiles, of which some dimensions are warps and lanes."""
+    codes = weight_of(None, (64, 128))
+    layout = mgpu.WGMMA_LAYOUT_8BIT
+    tiled = np.asarray(codes.codes)
+    for tile in layout.tiling.tiles:
+        kept, cut = tiled.shape[: -len(tile)], tiled.shape[-len(tile) :]
+        parts = [each for size, part in zip(cut, tile, strict=True) for each in (size // part, part)]
+        axes = [len(kept) + 2 * i + j for j in (0, 1) for i in range(len(tile))]
+        tiled = tiled.reshape(*kept, *parts).transpose(*range(len(kept)), *axes)
+    threads = [each % tiled.ndim for each in (*layout.warp_dims, *layout.lane_dims)]
+    rest = [each for each in range(tiled.ndim - 1) if each not in threads]
+    want = tiled.transpose(*threads, *rest, tiled.ndim - 1).reshape(128, -1, 4)  # thread, register, byte
+
+    words = np.asarray(gpu_w4a8_layout.pack(codes).data).reshape(-1, 128, 4)  # each thread loads twice 16 bytes
+    words = words.swapaxes(0, 1).reshape(128, -1, 1).view(np.uint8)
+    got = np.stack([words & 15, words >> 4], axis=2).reshape(128, -1, 4)
+    np.testing.assert_array_equal(got, want)
 
 
 def test_a_word_s_low_and_high_halves_are_two_registers(monkeypatch):

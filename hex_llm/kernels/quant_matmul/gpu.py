@@ -30,7 +30,7 @@ from hex_llm.kernels.matmul.reference import total
 from hex_llm.kernels.quant_matmul import gpu_decode, gpu_handover
 from hex_llm.kernels.quant_matmul.gpu_layout import LINE, grouping_of
 from hex_llm.kernels.quant_matmul.gpu_multiply import Wide
-from hex_llm.kernels.quant_matmul.gpu_plan import Plan, plan_for, plan_for_many, ring_slots
+from hex_llm.kernels.quant_matmul.gpu_plan import Plan, plan_for, plan_for_many, ring_slots, sums_kept
 from hex_llm.kernels.quant_matmul.gpu_ring import Ring, Share
 from hex_llm.kernels.quant_matmul.gpu_w4a8_multiply import Narrow
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, HOPPER_ROWS, Packed
@@ -196,7 +196,7 @@ def call(
                     plgpu.copy_gmem_to_smem(x_ref.at[pl.ds(token, tokens), columns], x_ring.at[slot], full.at[slot])
                     if known_ref is not None:
                         source = known_ref.sums.at[column, pl.ds(token, tokens)]
-                        plgpu.copy_gmem_to_smem(source, sum_ring.at[slot], full.at[slot])
+                        plgpu.copy_gmem_to_smem(source, sum_ring.at[slot, pl.ds(0, tokens)], full.at[slot])
 
             # The weight is there already; `x` is there when the kernel in front has ended.
             pl.loop(0, prefetched)(lambda t: fetch(t, t, with_x=False))
@@ -301,7 +301,7 @@ def call(
             plgpu.SMEM((slots, tokens, plan.depth), x.dtype, transforms=swizzled),
             plgpu.SMEM((slots, workers * stack, lines // cuts, LINE), jnp.int32),
             None if grouping is None else plgpu.SMEM((slots, workers * stack, words, HOPPER_ROWS), jnp.int32),
-            None if known is None else plgpu.SMEM((slots, tokens), jnp.float32),
+            None if known is None else plgpu.SMEM((slots, sums_kept(tokens)), jnp.float32),
             plgpu.Barrier(num_arrivals=copies + (1 if known is None else 2), num_barriers=slots),
             plgpu.Barrier(num_arrivals=workers, num_barriers=slots),
         ],

@@ -145,6 +145,13 @@ def ring_slots(tokens: int, weight: Packed, plan: Plan) -> int:
     words = 0 if grouping is None else grouping.words
     row = plan.depth * bits(weight.coding) // 8 + 4 * words
     width = plan.tokens or padded(tokens)
-    # Tokens in 8 bits come with a sum.
-    slot = plan.rows * row + width * (plan.depth + 4 if weight.coding in TYPES else 2 * plan.depth)
+    if weight.coding in TYPES:
+        slot = plan.rows * row + width * plan.depth + 4 * sums_kept(width)
+    else:
+        slot = plan.rows * row + width * plan.depth * 2
     return plan.slots or min(SHARED_BYTES // slot, MOST_BARRIERS)
+
+
+def sums_kept(tokens: int) -> int:
+    """Places in a slot for a sum of each of so many tokens in 8 bits: copies begin at multiples of 128 bytes."""
+    return -(-tokens // 32) * 32

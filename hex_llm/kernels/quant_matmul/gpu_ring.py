@@ -12,7 +12,7 @@ class Ring(NamedTuple):
     x: Any  # [slots, tokens, depth]
     codes: Any  # [slots, rows / 64, lines, 128] int32
     scale: Any  # [slots, rows / 64, words, 64] int32; None: there is one for each row, elsewhere
-    sums: Any  # [slots, tokens] float32, of tokens in 8 bits; or None
+    sums: Any  # [slots, tokens at least] float32, of tokens in 8 bits; or None
     full: Any  # a barrier for each slot
     empty: Any  # likewise
 
