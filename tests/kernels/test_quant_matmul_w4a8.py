@@ -115,7 +115,7 @@ def test_threads_have_the_codes_that_their_registers_are_for():
         parts = [each for size, part in zip(cut, tile, strict=True) for each in (size // part, part)]
         axes = [len(kept) + 2 * i + j for j in (0, 1) for i in range(len(tile))]
         tiled = tiled.reshape(*kept, *parts).transpose(*range(len(kept)), *axes)
-    threads = [each % tiled.ndim for each in (*layout.warp_dims, *layout.lane_dims)]
+    threads = [int(each) % tiled.ndim for each in (*layout.warp_dims, *layout.lane_dims)]  # pyright: ignore[reportArgumentType]
     rest = [each for each in range(tiled.ndim - 1) if each not in threads]
     want = tiled.transpose(*threads, *rest, tiled.ndim - 1).reshape(128, -1, 4)  # thread, register, byte
 
