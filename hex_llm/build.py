@@ -23,6 +23,7 @@ from hex_llm.engine.handover import PARTS_IN_FLIGHT, Porter
 from hex_llm.engine.limits import Limits, most_blocks
 from hex_llm.engine.wire import Facts
 from hex_llm.errors import ConfigError
+from hex_llm.kernels.quant_matmul.weight import W4A8_COLUMNS
 from hex_llm.kernels.window import Window
 from hex_llm.loader.adapters import Pair, pack_adapter
 from hex_llm.loader.config_json import ModelConfig, parse_config, read_config
@@ -34,13 +35,15 @@ from hex_llm.lora.open_store import open_store
 from hex_llm.models.abstract import abstract, bytes_per_device
 from hex_llm.models.adapters import Room, abstract_pairs, adaptable
 from hex_llm.models.arch import Arch, Kind
-from hex_llm.models.few_bits import Quantization, in_units
+from hex_llm.models.few_bits import Quantization, in_units, kept
 from hex_llm.models.registry import family
 from hex_llm.models.split import Split
-from hex_llm.models.weights import build
+from hex_llm.models.weights import build, specs
 from hex_llm.parallel.backend import backend
 from hex_llm.parallel.hosts import least_of_hosts
 from hex_llm.parallel.mesh import make_mesh
+from hex_llm.quantization.method import Method
+from hex_llm.quantization.narrow_tokens import NarrowTokens
 from hex_llm.quantization.online import online
 from hex_llm.runner.adapter_carrier import AdapterCarrier
 from hex_llm.runner.buckets import SEPARATE, TOGETHER, Buckets
@@ -184,8 +187,8 @@ def _carrier(config: Config, model: Model, runner: DeviceRunner, hear: Callable[
         size = config.tensor_parallel_size
         return runner.stage(pack_adapter(weights, model.arch, size, model.dtype, room, pairs))
 
-    kept = 2 * room.slots if config.enable_lora_cache else 0
-    return AdapterCarrier(open_store(config), adapters_of(model), room.rank, pack, hear, kept=kept)
+    most = 2 * room.slots if config.enable_lora_cache else 0
+    return AdapterCarrier(open_store(config), adapters_of(model), room.rank, pack, hear, kept=most)
 
 
 def adapters_of(model: Model) -> dict[str, tuple[int, int]]:
@@ -195,11 +198,11 @@ def adapters_of(model: Model) -> dict[str, tuple[int, int]]:
 
 def facts_of(model: Model) -> Facts:
     """What a card of the model says. Weights are counted as the model has them, in however few bits they are kept."""
-    kept = model.quantization.name.removeprefix("--quantization=") if model.quantization else None
+    way = model.quantization.name.removeprefix("--quantization=") if model.quantization else None
     whole = Split(model.arch, 1)
     sizes: list[int] = []
     build(family(model.arch).weights, model.arch, lambda spec: sizes.append(math.prod(spec.shape(whole))))
-    return Facts(model.arch.architecture, sum(sizes), kept)
+    return Facts(model.arch.architecture, sum(sizes), way)
 
 
 def build_runner(
@@ -386,14 +389,29 @@ def _weights(
 
 
 def _quantization(config: Config, found: ModelConfig) -> Quantization | None:
-    if config.quantization is None:
-        return found.quantization
-    if found.quantization is not None:
+    wanted, own = config.quantization, found.quantization
+    if wanted is None:
+        return own
+    if own is None:
+        return online(wanted)
+    if wanted == "w4a8":
+        return _with_narrow_tokens(own, found.arch)
+    raise ConfigError(
+        f"--quantization={wanted} is for weights of 16 or 32 bits, and the model's are in few bits already, as its"
+        f" config.json says: {own.name}. Leave the flag out."
+    )
+
+
+def _with_narrow_tokens(method: Method, arch: Arch) -> NarrowTokens:
+    narrow = NarrowTokens(method)
+    found = [kept(spec, narrow).numbers for spec in specs(family(arch).weights, arch)]
+    if not any(numbers is not None and numbers.coding == "w4a8" for numbers in found):
         raise ConfigError(
-            f"--quantization={config.quantization} is for weights of 16 or 32 bits, and the model's are in few bits"
-            f" already, as its config.json says: {found.quantization.name}. Leave the flag out."
+            "--quantization=w4a8 rounds tokens for weights that a checkpoint has in whole numbers of 4 bits and groups"
+            f" of a multiple of {W4A8_COLUMNS} columns in a row, and this model has none, as its config.json says:"
+            f" {method.name}. Leave the flag out."
         )
-    return online(config.quantization)
+    return narrow
 
 
 def _dtype(config: Config, found: ModelConfig) -> Any:

@@ -120,12 +120,12 @@ class Config:
         synonyms={"safetensors": "auto"},
         refused={"pt": "weights are read from safetensors files only."},
     )
-    quantization: Literal["int8", "fp8", "int4", "w8a8"] | None = _model(
+    quantization: Literal["int8", "fp8", "int4", "w8a8", "w4a8"] | None = _model(
         None,
-        "Bring a model's weights to few bits while they are loaded; with fp8, and with w8a8, which is int8, tokens are"
-        " rounded to 8 bits as well where they are multiplied. Weights that a checkpoint has in few bits are found by"
-        " its config.json, and need no flag.",
-        synonyms={"w8a8_int8": "w8a8"},
+        "Bring a model's weights to few bits while they are loaded; with fp8, w8a8, which is int8, and w4a8, which is"
+        " int4, tokens are rounded to 8 bits as well where they are multiplied. Weights that a checkpoint has in few"
+        " bits are found by its config.json, and need no flag; w4a8 may be given for those of 4 bits, too.",
+        synonyms={"w8a8_int8": "w8a8", "w4a8_fp8": "w4a8", "w4afp8": "w4a8"},
         refused=dict.fromkeys(("awq", "gptq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "mxfp4"), _FOUND),
     )
     check_weights: Literal["sample", "full", "off"] = _model(

@@ -79,7 +79,7 @@ def test_documented_choices_are_the_ones_accepted():
     assert {flag.name: flag.choices for flag in FLAGS.values() if flag.choices} == {
         "tokenizer_mode": ("auto", "slow"),
         "load_format": ("auto", "dummy"),
-        "quantization": ("int8", "fp8", "int4", "w8a8"),
+        "quantization": ("int8", "fp8", "int4", "w8a8", "w4a8"),
         "check_weights": ("sample", "full", "off"),
         "dtype": ("auto", "bfloat16", "float32"),
         "kv_transfer_path": ("auto", "device", "jax", "host"),

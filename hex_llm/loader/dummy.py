@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from hex_llm.kernels import float8
 from hex_llm.kernels.quant_matmul.layouts import pack
-from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed
+from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed, numbers_of
 from hex_llm.loader.packed import on_each_device
 from hex_llm.models.arch import Arch
 from hex_llm.models.few_bits import Local, Quantization, from_shares, kept, local_share
@@ -22,7 +22,7 @@ from hex_llm.quantization.method import Numbers
 
 _SPREAD = 0.035  # uniform in +-0.035 has the standard deviation of 0.02 that models are born with
 # Of codes; of the others, 1.
-_LARGEST: dict[Coding, float] = {"int8": 128.0, "w8a8": 128.0, "int4": 8.0, "fp8": float8.LARGEST, "mxfp4": 6.0}
+_LARGEST: dict[Coding, float] = {"int8": 128.0, "int4": 8.0, "fp8": float8.LARGEST, "mxfp4": 6.0}
 _INT4_ZERO = 8.0
 _INPUT_SCALE = 1 / 16  # of the numbers between layers, those of int8 then go up to 8
 
@@ -79,11 +79,11 @@ def _packed(
 
 @functools.partial(jax.jit, static_argnames=("numbers", "local", "dtype"))
 def _fill(seed: Array, number: Array, device: Array, *, numbers: Numbers, local: Local, dtype: np.dtype) -> Packed:
-    shapes, coding = local.codes(numbers), numbers.coding
+    shapes, coding = local.codes(numbers), numbers_of(numbers.coding)
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), number), device)
     bits = jax.random.bits(key, shapes.codes.shape, jnp.uint8)
     match coding:
-        case "int8" | "w8a8":
+        case "int8":
             codes = jax.lax.bitcast_convert_type(bits, jnp.int8)
         case "fp8":
             codes = ((bits.astype(jnp.float32) / 255 * 2 - 1) * float8.LARGEST).astype(jnp.float8_e4m3fn)
@@ -96,7 +96,7 @@ def _fill(seed: Array, number: Array, device: Array, *, numbers: Numbers, local:
             zero=None if shapes.zero is None else jnp.full(shapes.zero.shape, _INT4_ZERO * (coding == "int4")),
             order=None if shapes.order is None else jnp.arange(local.size, dtype=jnp.int32),
             input_scale=None if shapes.input_scale is None else jnp.float32(_INPUT_SCALE),
-            coding=coding,
+            coding=numbers.coding,
         ),
         dtype,
     )

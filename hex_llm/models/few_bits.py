@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hex_llm.errors import CheckpointError
 from hex_llm.kernels.quant_matmul.layouts import pack
-from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed
+from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed, numbers_of
 from hex_llm.models.arch import Arch
 from hex_llm.models.split import Split
 from hex_llm.models.weights import Part, WeightSpec
@@ -32,9 +32,9 @@ UNITS, EXPERT_UNIT, SMALLEST_UNIT = (128, 64, 32), 64, 2
 MOST_FILLED = 1.1  # of a weight: more is not worth it
 _SUFFIX = ".weight"
 # Of codes; of the others, uint8.
-_TYPES: dict[Coding, Any] = {"int8": jnp.int8, "w8a8": jnp.int8, "fp8": jnp.float8_e4m3fn}
+_TYPES: dict[Coding, Any] = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
 # Codings whose code 0 stands for zero, unless there is another one for it.
-_ZERO_IS_0 = ("int8", "w8a8", "fp8", "mxfp4", "fp4")
+_ZERO_IS_0 = ("int8", "fp8", "mxfp4", "fp4")
 
 
 def module_of(spec: WeightSpec, part: Part) -> str | None:
@@ -120,7 +120,7 @@ class Local:
 
         per_group = (*lead, self.out, self.groups)
         return Codes(
-            codes=array((*lead, self.out, self.size), _TYPES.get(numbers.coding, jnp.uint8)),
+            codes=array((*lead, self.out, self.size), _TYPES.get(numbers_of(numbers.coding), jnp.uint8)),
             scale=array(per_group),
             zero=array(per_group) if numbers.has_zero else None,
             order=array((self.size,), jnp.int32) if numbers.has_order else None,
@@ -135,7 +135,7 @@ def local_share(spec: WeightSpec, split: Split, numbers: Numbers) -> Local:
     out, size = sum(split.shard(row) for part in spec.parts for row in part.rows), split.shard(column)
     runs = [split.runs(column, device) for device in range(split.num_devices)]
     whole = all(sum(run.stop - run.start for run in each) == size for each in runs)
-    zero_is_0 = numbers.coding in _ZERO_IS_0 and not numbers.has_zero
+    zero_is_0 = numbers_of(numbers.coding) in _ZERO_IS_0 and not numbers.has_zero
     if numbers.group is None and (whole or zero_is_0):
         groups = 1
     else:  # what is filled up has groups of its own, of scale 0

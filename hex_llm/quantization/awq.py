@@ -42,7 +42,7 @@ _ELSEWHERE = ("exllama_config", "do_fuse", "fuse_max_seq_len", "modules_to_fuse"
 @dataclass(frozen=True, slots=True)
 class Awq:
     group: int | None
-    coding: Coding = field(default="int4", init=False)
+    coding: Coding = "int4"
     has_zero: bool = field(default=True, init=False)
     has_order: bool = field(default=False, init=False)
     has_input_scale: bool = field(default=False, init=False)
@@ -79,7 +79,7 @@ class Awq:
 
     def decode(self, arrays: Mapping[str, Array]) -> Codes:
         codes, zero = (_columns(arrays[name]) for name in ("qweight", "qzeros"))
-        return unsigned(codes, arrays["scales"].T, zero, _BITS)
+        return unsigned(codes, arrays["scales"].T, zero, self.coding)
 
 
 def _columns(words: Array) -> Array:

@@ -13,13 +13,13 @@ import numpy as np
 from jax import Array
 
 from hex_llm.errors import CheckpointError
-from hex_llm.kernels.quant_matmul.weight import Codes, Coding
+from hex_llm.kernels.quant_matmul.weight import Codes, Coding, bits
 from hex_llm.quantization.act_order import order_of
 from hex_llm.quantization.fp8 import Scaled, read_row_scale, row_scale, stored_input_scale
 from hex_llm.quantization.method import Share, Stored, Tensor
 from hex_llm.quantization.ranges import in_runs, widened
 from hex_llm.quantization.sizes import check_apart, check_group, check_words
-from hex_llm.quantization.words import CODINGS, INT32, per_word, unpack, unsigned
+from hex_llm.quantization.words import INT32, per_word, unpack, unsigned
 from hex_llm.safetensors_file import FLOATS
 
 METHOD = "compressed-tensors"
@@ -29,17 +29,18 @@ _INT8 = (np.dtype(np.int8),)
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    bits: int
+    """Numbers of 4 or 8 bits; with w4a8, `x` is brought to float8 as well."""
+
+    coding: Coding
     scaled: Scaled  # where there are no groups
     group: int | None
     symmetric: bool
     has_order: bool  # a tensor says which group a column belongs to
-
-    has_input_scale: bool = field(default=False, init=False)
+    has_input_scale: bool = False  # of w4a8: the scale of `x` is in the file
 
     @property
-    def coding(self) -> Coding:
-        return CODINGS[self.bits]
+    def bits(self) -> int:
+        return bits(self.coding)
 
     @property
     def has_zero(self) -> bool:
@@ -62,6 +63,8 @@ class Words:
             found[f"{module}.weight_zero_point"] = Stored((out // word, groups), INT32)
         if self.has_order:
             found[f"{module}.weight_g_idx"] = Stored((size,), INT32)
+        if self.has_input_scale:
+            found |= stored_input_scale(module)
         return found
 
     def read(
@@ -96,7 +99,7 @@ class Words:
         if not self.symmetric:
             packed = arrays["weight_zero_point"]
             zero = unpack(packed, self.bits).swapaxes(1, 2).reshape(-1, packed.shape[1])
-        return unsigned(codes, arrays["weight_scale"], zero, self.bits)
+        return unsigned(codes, arrays["weight_scale"], zero, self.coding)
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,9 +108,7 @@ def _group(section: Fields, name: str, common: str) -> tuple[bool, Group]:
         case (("int" | "either"), True):
             found = _int8(weights, inputs)
         case "words", True:
-            if inputs is not None:
-                raise fields.refuse("input_activations", f"is given, and with {kind} x is not rounded here")
-            found = _words(weights)
+            found = _words(fields, weights, inputs)
         case _:
             raise weights.refuse("type", f"is {weights.text('type', 'int')!r}, which {kind} is not read with")
     everything = _LINEAR in fields.texts("targets")
@@ -130,10 +128,15 @@ def _float8(fields: Fields, weights: Fields, inputs: Fields | None) -> Fp8:
     scaled = weights.one_of("strategy", _SCALED, "tensor")
     if inputs is None:
         raise fields.refuse("input_activations", "is missing; weights in float8 are multiplied by x in float8")
+    return Fp8(scaled, _float8_inputs(inputs))
+
+
+def _float8_inputs(inputs: Fields) -> bool:
+    """Whether their scale is in the file."""
     static = _static(inputs, "float")
     if not inputs.flag("symmetric", True):
         raise inputs.refuse("symmetric", "is false; float8 is read without zeros")
-    return Fp8(scaled, static)
+    return static
 
 
 def _int8(weights: Fields, inputs: Fields | None) -> Int8:
@@ -157,17 +160,22 @@ def _static(inputs: Fields, kind: str) -> bool:
     return static
 
 
-def _words(weights: Fields) -> Words:
+def _words(fields: Fields, weights: Fields, inputs: Fields | None) -> Words:
     bits = _bits(weights, *CODINGS)
+    coding, static = CODINGS[bits], False
+    if inputs is not None:
+        if bits != 4:
+            raise fields.refuse("input_activations", f"is given, and with words of {bits} bits x is not rounded here")
+        coding, static = "w4a8", _float8_inputs(inputs)
     symmetric = weights.flag("symmetric", True)
     strategy = weights.text("strategy", "group" if weights.has("group_size") else "tensor")
     if strategy == "group":
         group = read_group(weights)
-        return Words(bits, "row", group, symmetric, has_order=group is not None and _sorts(weights))
+        return Words(coding, "row", group, symmetric, group is not None and _sorts(weights), static)
     scaled = weights.one_of("strategy", _SCALED, "tensor")
     if scaled == "matrix" and not symmetric:
         raise weights.refuse("symmetric", "is false, which is not read with the strategy 'tensor'")
-    return Words(bits, scaled, None, symmetric, has_order=False)
+    return Words(coding, scaled, None, symmetric, has_order=False, has_input_scale=static)
 
 
 def _sorts(weights: Fields) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from hex_llm.errors import CheckpointError
-from hex_llm.kernels.quant_matmul.weight import Codes, Coding
+from hex_llm.kernels.quant_matmul.weight import Codes, Coding, bits
 from hex_llm.model_fields import Fields
 from hex_llm.module_names import all_names
 from hex_llm.quantization.act_order import check_unsorted, order_of
@@ -42,7 +42,7 @@ _OVERRIDES = ("bits", "group_size", "sym", "desc_act")
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
-    bits: int
+    coding: Coding
     group: int | None
     symmetric: bool  # the zero of all is the middle
     has_order: bool
@@ -50,8 +50,8 @@ class Gptq:
     has_input_scale: bool = field(default=False, init=False)
 
     @property
-    def coding(self) -> Coding:
-        return CODINGS[self.bits]
+    def bits(self) -> int:
+        return bits(self.coding)
 
     @property
     def has_zero(self) -> bool:
@@ -111,7 +111,7 @@ class Gptq:
         if self.has_zero:
             packed = arrays["qzeros"]
             zero = unpack(packed, self.bits).reshape(len(packed), -1).T + self.shift
-        return unsigned(codes, arrays["scales"].T, zero, self.bits)
+        return unsigned(codes, arrays["scales"].T, zero, self.coding)
 
     def _check_middle(self, tensor: Tensor, zeros: np.ndarray) -> None:
         middle = (1 << self.bits - 1) - self.shift
@@ -158,13 +158,13 @@ def read_gptq(fields: Fields) -> Method:
 
 def _format(fields: Fields, whole: Fields) -> Gptq:
     """What some modules are like. Of `whole`, which says it of all, comes what is the same for all."""
-    if (bits := fields.integer("bits")) not in CODINGS:
-        raise fields.refuse("bits", f"is {bits}; of GPTQ, 4 and 8 bits are read")
+    if (width := fields.integer("bits")) not in CODINGS:
+        raise fields.refuse("bits", f"is {width}; of GPTQ, 4 and 8 bits are read")
     name = "checkpoint_format" if whole.has("checkpoint_format") else "format"
     group = read_group(fields, 128)
     # With one group, any order will do.
     sorts = fields.flag("desc_act", False) and group is not None
-    return Gptq(bits, group, fields.flag("sym", True), sorts, whole.one_of(name, _SHIFTS, "gptq"))
+    return Gptq(CODINGS[width], group, fields.flag("sym", True), sorts, whole.one_of(name, _SHIFTS, "gptq"))
 
 
 def _dynamic(fields: Fields, common: Gptq) -> Callable[[str], Gptq | None]:

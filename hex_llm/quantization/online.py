@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from hex_llm.kernels import float8
-from hex_llm.kernels.quant_matmul.weight import Codes
+from hex_llm.kernels.quant_matmul.weight import Codes, numbers_of
 from hex_llm.quantization.modules import HEAD, kept
 
-type Wanted = Literal["int8", "int4", "fp8", "w8a8"]
+type Wanted = Literal["int8", "int4", "fp8", "w8a8", "w4a8"]
 
 PLAIN = "weight"  # the name of what is decoded
 INT4_GROUP = 128
@@ -32,7 +32,7 @@ class Online:
 
     @property
     def has_zero(self) -> bool:
-        return self.coding == "int4"
+        return numbers_of(self.coding) == "int4"
 
     @property
     def has_order(self) -> bool:
@@ -52,7 +52,7 @@ class Online:
 
 
 def online(coding: Wanted) -> Online:
-    return Online(coding, INT4_GROUP if coding == "int4" else None)
+    return Online(coding, INT4_GROUP if numbers_of(coding) == "int4" else None)
 
 
 def quantize(weight: Array, coding: Wanted) -> Codes:
@@ -63,7 +63,7 @@ def quantize(weight: Array, coding: Wanted) -> Codes:
         case "int8" | "w8a8":
             scale = _scale(jnp.max(jnp.abs(weight), axis=2), _INT8_LARGEST)
             codes = jnp.round(weight / scale[..., None]).astype(jnp.int8)
-        case "int4":
+        case "int4" | "w4a8":
             low, high = (jnp.minimum(jnp.min(weight, axis=2), 0), jnp.maximum(jnp.max(weight, axis=2), 0))
             scale = _scale(high - low, _INT4_LARGEST)
             zero = jnp.round(-low / scale)

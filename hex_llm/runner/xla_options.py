@@ -7,7 +7,7 @@ import jax
 
 from hex_llm.kernels import chain
 from hex_llm.kernels.quant_matmul.rows import TYPES
-from hex_llm.kernels.quant_matmul.weight import Packed
+from hex_llm.kernels.quant_matmul.weight import Packed, bits
 from hex_llm.parallel.backend import backend
 from hex_llm.runner.programs import Forward, Program, Programs
 
@@ -56,10 +56,13 @@ def _waits_for_host(programs: Programs, tokens: int) -> bool:
     layers = programs.params.layers
     size = sum(math.prod(each.shape) * each.dtype.itemsize for each in jax.tree.leaves(layers))
     weights = jax.tree.leaves(layers, is_leaf=lambda leaf: isinstance(leaf, Packed))
-    # Tokens in 8 bits take another kernel a layer.
-    in_8_bits = any(isinstance(each, Packed) and each.coding in TYPES for each in weights)
+    # Tokens in 8 bits take another kernel a layer. Not so with weights of 4 bits: blocks of such products may hand sums
+    # over to each other, and in a graph nobody knows what runs beside them.
+    in_8_bits = any(isinstance(each, Packed) and each.coding in TYPES and bits(each.coding) == 8 for each in weights)
     return size < SHORT_LAYER * programs.arch.num_layers and (tokens <= FEW_TOKENS or in_8_bits)
 
 
 def _in_chain(weight: Packed) -> bool:
-    return weight.layout == "hopper" or (weight.coding in TYPES and weight.shape[-1] % EIGHT_BITS_COLUMNS == 0)
+    if weight.layout in ("hopper", "hopper8"):
+        return True
+    return weight.coding in TYPES and bits(weight.coding) == 8 and weight.shape[-1] % EIGHT_BITS_COLUMNS == 0

@@ -9,10 +9,10 @@ import pytest
 
 from hex_llm.kernels.quant_matmul import api, layouts, plain, reference, xla
 from hex_llm.kernels.quant_matmul.decode import decode
-from hex_llm.kernels.quant_matmul.weight import TABLES, Codes, of_expert
+from hex_llm.kernels.quant_matmul.weight import TABLES, Codes, numbers_of, of_expert
 from hex_llm.parallel import backend
 
-CODINGS = ("int8", "int4", "nf4", "fp4", "mxfp4", "fp8", "w8a8")
+CODINGS = ("int8", "int4", "nf4", "fp4", "mxfp4", "fp8", "w8a8", "w4a8")
 
 
 def codes(coding, *shape, group=None, zero=False, order=False, input_scale=None, seed=0):
@@ -27,7 +27,7 @@ def codes(coding, *shape, group=None, zero=False, order=False, input_scale=None,
             values = np.asarray(random.normal(size=shape) * 30, jnp.float8_e4m3fn)
         case _:
             values = random.integers(0, 16, shape).astype(np.uint8)
-    largest = {"int8": 128, "w8a8": 128, "int4": 8, "mxfp4": 6, "fp8": 30}.get(coding, 1)
+    largest = {"int8": 128, "int4": 8, "mxfp4": 6, "fp8": 30}.get(numbers_of(coding), 1)
     return Codes(
         codes=jnp.asarray(values),
         scale=jnp.asarray(random.uniform(0.5, 1.5, scales) / largest, jnp.float32),
@@ -59,7 +59,7 @@ def small_blocks(monkeypatch):
 
 @pytest.mark.parametrize("coding", CODINGS)
 def test_the_plain_layout_keeps_every_code(coding):
-    weight = codes(coding, 3, 5, 128, group=32, zero=coding == "int4", order=True)
+    weight = codes(coding, 3, 5, 128, group=32, zero=numbers_of(coding) == "int4", order=True)
     packed = jax.jit(layouts.pack)(weight)
     assert packed.shape == weight.shape
     assert packed.data.nbytes * (1 if coding in ("int8", "fp8", "w8a8") else 2) == weight.codes.size
@@ -103,6 +103,29 @@ def test_experts_of_whole_numbers_multiply_tokens_as_they_are(platform):
     assert (experts.coding, experts.input_scale, one.coding) == ("int8", None, "w8a8")
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+@pytest.mark.parametrize(
+    ("shape", "options", "rounds"),
+    [
+        ((128, 256), {"group": 128}, True),
+        ((128, 256), {"group": 256}, True),
+        ((128, 256), {"group": 64}, False),  # a sum of a group's own is not worth it
+        ((128, 256), {"group": 128, "order": True}, False),
+        ((3, 128, 256), {"group": 128}, False),
+    ],
+    ids=["groups", "rows", "small groups", "order", "experts"],
+)
+def test_weights_of_4_bits_multiply_tokens_in_8_bits_only_where_groups_are_wide_and_in_order(
+    platform, shape, options, rounds
+):
+    weight = codes("w4a8", *shape, zero=True, input_scale=0.01, **options)
+    with backend.compiling_for(platform):
+        packed = jax.eval_shape(layouts.pack, weight)
+    assert packed.coding == ("w4a8" if rounds else "int4")
+    assert (packed.input_scale is not None) == rounds
+    assert packed.shape == shape
+
+
 KINDS = [
     ("int8", None, {}),
     ("int8", 32, {"zero": True}),
@@ -120,6 +143,9 @@ KINDS = [
     ("w8a8", None, {}),
     ("w8a8", None, {"input_scale": 0.01}),
     ("w8a8", None, {"order": True}),
+    ("w4a8", None, {"zero": True}),
+    ("w4a8", 128, {"zero": True}),
+    ("w4a8", 128, {"input_scale": 0.01}),
 ]
 # Every kind with every number of rows and in both types, and every number in both types.
 PRODUCTS = [
@@ -151,10 +177,10 @@ def test_a_weight_of_one_block_takes_columns_in_its_order(coding):
     assert_close(got, reference.matmul(x, weight), jnp.bfloat16)
 
 
-@pytest.mark.parametrize("coding", ["int8", "int4", "mxfp4", "fp8", "w8a8"])
+@pytest.mark.parametrize("coding", ["int8", "int4", "mxfp4", "fp8", "w8a8", "w4a8"])
 def test_a_row_with_one_scale_is_multiplied_exactly(coding):
     """Its codes are exact in bfloat16, so that only the sum is rounded."""
-    weight = codes(coding, 64, 256, zero=coding == "int4")
+    weight = codes(coding, 64, 256, zero=numbers_of(coding) == "int4")
     x = rows(8, 256, jnp.bfloat16)
     got = xla.matmul(x, layouts.pack(weight), dtype=jnp.dtype(jnp.float32))
     assert_close(got, reference.matmul(x, weight, dtype=jnp.float32), jnp.float32)

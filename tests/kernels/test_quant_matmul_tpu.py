@@ -30,6 +30,8 @@ KINDS: tuple[tuple[Coding, int | None, bool], ...] = (
     ("mxfp4", 32, False),
     ("fp8", None, False),
     ("w8a8", None, False),
+    ("w4a8", None, True),
+    ("w4a8", 128, True),
 )
 
 

@@ -33,6 +33,7 @@ STEPS: dict[Wanted, tuple[float, float]] = {
     "int8": (0.5 / 127 + 1e-6, 0),
     "w8a8": (0.5 / 127 + 1e-6, 0),
     "int4": (1.01 / 15, 0),
+    "w4a8": (1.01 / 15, 0),
     "fp8": (2**-10, 2**-4),
 }
 
@@ -63,7 +64,7 @@ def check(coding: Wanted, folder: Path, devices: int) -> None:
             values, codes = np.asarray(shard.data), unpack(own)
             groups = codes.scale.shape[-1]
             span = np.abs(values.reshape(values.shape[0], groups, -1)).max(-1, keepdims=True) * (
-                2 if coding == "int4" else 1
+                2 if coding in ("int4", "w4a8") else 1
             )
             far = np.abs(np.asarray(dequantize(codes)) - values).reshape(values.shape[0], groups, -1)
             limit = span * of_largest + np.abs(values).reshape(far.shape) * of_own

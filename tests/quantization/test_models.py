@@ -88,7 +88,9 @@ def test_the_embedded_model_answers_as_well(name, tmp_path):
 
 
 @pytest.mark.parametrize("every", [EVERY, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("quantization", "lost"), [("int8", 0.02), ("w8a8", 0.02), ("fp8", 0.02), ("int4", 0.05)])
+@pytest.mark.parametrize(
+    ("quantization", "lost"), [("int8", 0.02), ("w8a8", 0.02), ("fp8", 0.02), ("int4", 0.05), ("w4a8", 0.05)]
+)
 def test_the_embedded_model_answers_as_well_when_it_is_brought_to_few_bits_while_loading(quantization, lost, every):
     assert find_model(Config(model=str(FOLDER), quantization=quantization)).quantization == online(quantization)
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")

@@ -62,8 +62,8 @@ def compressed(kind="pack-quantized 4", weights=None, group=None, **changes):
         (AWQ | {"group_size": 128}, Awq(128)),
         (AWQ | {"group_size": 128, "version": "GEMM"}, Awq(128)),
         ({"quant_method": "awq", "zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"}, Awq(64)),
-        (QWEN_GPTQ, Gptq(4, 128, symmetric=True, has_order=False, shift=1)),
-        (QWEN_GPTQ | {"checkpoint_format": "gptq_v2", "sym": False}, Gptq(4, 128, False, False, 0)),
+        (QWEN_GPTQ, Gptq("int4", 128, symmetric=True, has_order=False, shift=1)),
+        (QWEN_GPTQ | {"checkpoint_format": "gptq_v2", "sym": False}, Gptq("int4", 128, False, False, 0)),
         (LLAMA_NF4, Table("nf4", nested=True, storage="uint8")),
         (LLAMA_NF4 | {"quant_method": None}, Table("nf4", nested=True, storage="uint8")),
         (KINDS["bitsandbytes int8"].config, BitsAndBytesInt8()),
@@ -77,9 +77,11 @@ def compressed(kind="pack-quantized 4", weights=None, group=None, **changes):
             compressed("int-quantized", group={"input_activations": TOKENS | {"symmetric": False}}),
             Int8("row", True, "int8", has_input_scale=False),
         ),
-        (KINDS["pack-quantized 4 sorted"].config, Words(4, "row", 32, symmetric=True, has_order=True)),
+        (KINDS["pack-quantized 4 sorted"].config, Words("int4", "row", 32, symmetric=True, has_order=True)),
+        (KINDS["pack-quantized 4 float8"].config, Words("w4a8", "row", 128, symmetric=True, has_order=False)),
+        (KINDS["pack-quantized 4 float8 static"].config, Words("w4a8", "row", None, False, False, True)),
         (KINDS["fbgemm_fp8"].config, Fp8("row", has_input_scale=False)),
-        (compressed(weights={"group_size": -1, "actorder": "group"}), Words(4, "row", None, True, has_order=False)),
+        (compressed(weights={"group_size": -1, "actorder": "group"}), Words("int4", "row", None, True, False)),
     ],
 )
 def test_a_linear_module_is_kept_as_the_config_says_and_head_and_embedding_are_not(config, expected):
@@ -115,10 +117,10 @@ def test_gptq_may_take_the_head_or_only_some_modules():
 def test_dynamic_of_gptq_overrides_by_the_first_pattern():
     rules = {r"-:.*\.down_proj": {}, r"+:.*layers\.1\..*": {"bits": 8, "group_size": 32}, r".*gate": {"sym": False}}
     method = read(QWEN_GPTQ | {"dynamic": rules})
-    assert method.format(UP) == Gptq(4, 128, True, False, 1)
-    assert method.format("model.layers.1.mlp.up_proj") == Gptq(8, 32, True, False, 1)
+    assert method.format(UP) == Gptq("int4", 128, True, False, 1)
+    assert method.format("model.layers.1.mlp.up_proj") == Gptq("int8", 32, True, False, 1)
     assert method.format("model.layers.1.mlp.down_proj") is None
-    assert method.format(f"{LAYER}mlp.gate_proj") == Gptq(4, 128, False, False, 1)
+    assert method.format(f"{LAYER}mlp.gate_proj") == Gptq("int4", 128, False, False, 1)
 
 
 def test_modules_that_bitsandbytes_skips_are_named_whole():
@@ -137,8 +139,8 @@ def test_groups_of_compressed_tensors_are_found_by_name_before_kind_and_ignored_
         "ignore": [HEAD, "re:.*self_attn.*", "model.layers.3.mlp.up_proj"],
     }
     method = read(config)
-    assert method.format(UP) == Words(4, "row", 128, True, False)
-    assert method.format(f"{LAYER}mlp.down_proj") == Words(8, "row", None, True, False)
+    assert method.format(UP) == Words("int4", "row", 128, True, False)
+    assert method.format(f"{LAYER}mlp.down_proj") == Words("int8", "row", None, True, False)
     for ignored in (f"{LAYER}self_attn.q_proj", "model.layers.3.mlp.up_proj", HEAD):
         assert method.format(ignored) is None
 
@@ -243,7 +245,8 @@ def test_old_models_say_it_elsewhere(tmp_path):
         (compressed(weights={"strategy": "block"}), ["strategy is 'block'"]),
         (compressed(weights={"actorder": "magic"}), ["actorder is 'magic'"]),
         (compressed(weights={"dynamic": True}), ["dynamic is not false"]),
-        (compressed(group={"input_activations": STATIC}), ["input_activations", "pack-quantized"]),
+        (compressed("pack-quantized 8", group={"input_activations": STATIC}), ["input_activations", "words of 8 bits"]),
+        (compressed(group={"input_activations": TOKENS}), ["input_activations.type is 'int'"]),
         (compressed(group={"output_activations": STATIC}), ["output_activations"]),
         (compressed(group={"weights": None}), ["weights is missing"]),
         (compressed("float-quantized static", weights={"strategy": "block"}), ["strategy is 'block'"]),

@@ -208,7 +208,13 @@ def int8_rows(weight: np.ndarray, module: str, zeros: bool, static: bool = False
 
 
 def packed(
-    weight: np.ndarray, module: str, bits: int, group: int | None, zeros: bool = False, sorts: bool = False
+    weight: np.ndarray,
+    module: str,
+    bits: int,
+    group: int | None,
+    zeros: bool = False,
+    sorts: bool = False,
+    static: bool = False,
 ) -> Tensors:
     size = weight.shape[1]
     g_idx = sorted_groups(module, size, group) if sorts and group else np.arange(size, dtype=np.int32)
@@ -221,6 +227,7 @@ def packed(
         "weight_shape": np.array(weight.shape, np.int64),
     }
     found |= {"weight_zero_point": words(zero, bits, 0)} if zeros else {}
+    found |= {"input_scale": np.full(1, input_scale(module), np.float32)} if static else {}
     return found | ({"weight_g_idx": g_idx} if sorts else {})
 
 
@@ -282,11 +289,19 @@ def numbers(bits: int, kind: str, strategy: str, **others: Any) -> dict[str, Any
     return common | {"num_bits": bits, "type": kind, "strategy": strategy} | others
 
 
-def words_kind(bits: int, group: int | None, *, zeros: bool = False, sorts: bool = False) -> Kind:
+def words_kind(
+    bits: int,
+    group: int | None,
+    *,
+    zeros: bool = False,
+    sorts: bool = False,
+    inputs: dict[str, Any] | None = None,
+) -> Kind:
     weights = numbers(bits, "int", "group" if group else "channel", group_size=group, symmetric=not zeros)
     weights |= {"actorder": "group"} if sorts else {}
-    pack = partial(packed, bits=bits, group=group, zeros=zeros, sorts=sorts)
-    return compressed_kind("pack-quantized", weights, None, pack, partial(decoders.packed, bits=bits))
+    static = inputs is not None and not inputs["dynamic"]
+    pack = partial(packed, bits=bits, group=group, zeros=zeros, sorts=sorts, static=static)
+    return compressed_kind("pack-quantized", weights, inputs, pack, partial(decoders.packed, bits=bits))
 
 
 STATIC = numbers(8, "float", "tensor")
@@ -322,6 +337,8 @@ KINDS: dict[str, Kind] = {
     "pack-quantized 4 zeros": words_kind(4, 64, zeros=True),
     "pack-quantized 4 of rows": words_kind(4, None),
     "pack-quantized 4 sorted": words_kind(4, 32, sorts=True),
+    "pack-quantized 4 float8": words_kind(4, 128, inputs=DYNAMIC),
+    "pack-quantized 4 float8 static": words_kind(4, None, zeros=True, inputs=STATIC),
     "pack-quantized 8": words_kind(8, 128),
     "pack-quantized 8 zeros": words_kind(8, None, zeros=True),
     "int-quantized": compressed_kind(

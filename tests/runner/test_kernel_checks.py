@@ -111,7 +111,7 @@ def test_nothing_is_told_of_whole_numbers_that_every_device_multiplies_as_they_l
     assert not told_of_products(caplog, on, model=str(tmp_path))
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8", "w8a8"])
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8", "w8a8", "w4a8"])
 def test_nothing_is_told_of_weights_that_kernels_take(quantization, tmp_path, caplog):
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
     folder = str(write_llama(tmp_path, **sizes))

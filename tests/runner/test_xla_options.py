@@ -133,7 +133,8 @@ def test_on_a_gpu_a_model_that_our_kernels_do_not_multiply_keeps_its_graphs():
 
 def in_few_bits(coding: Coding, layout: Layout, columns: int) -> Packed:
     """What looks like a weight of 256 rows."""
-    shape = (4, columns // 128, 8, 128) if layout == "hopper" else (256, columns if bits(coding) == 8 else columns // 2)
+    plain = 256, columns if bits(coding) == 8 else columns // 2
+    shape = (4, columns // 128, 8, 128) if layout.startswith("hopper") else plain
     array: Any = jax.ShapeDtypeStruct(shape, jnp.int8)
     return Packed(array, array, zero=None, order=None, input_scale=None, coding=coding, layout=layout)
 
@@ -148,6 +149,8 @@ def in_few_bits(coding: Coding, layout: Layout, columns: int) -> Packed:
         (in_few_bits("fp8", "plain", 4096 + 64), False),
         (in_few_bits("w8a8", "plain", 4096), True),
         (in_few_bits("w8a8", "plain", 4096 + 64), False),
+        (in_few_bits("w4a8", "hopper8", 4096), True),
+        (in_few_bits("w4a8", "plain", 4096), False),
         (in_few_bits("int4", "plain", 4096), False),
         (in_few_bits("int8", "plain", 4096), False),
     ],
@@ -166,13 +169,15 @@ def test_on_a_gpu_a_model_in_few_bits_is_a_chain_if_kernels_take_all_of_its_weig
 
 @pytest.mark.usefixtures("on_gpu")
 @pytest.mark.parametrize(
-    ("weight", "fewest"), [(LONG, 1), ("bf16", 32), ("int4", 32), ("fp8", MAX_TOKENS + 1), ("w8a8", MAX_TOKENS + 1)]
+    ("weight", "fewest"),
+    [(LONG, 1), ("bf16", 32), ("int4", 32), ("w4a8", 32), ("fp8", MAX_TOKENS + 1), ("w8a8", MAX_TOKENS + 1)],
 )
 def test_on_a_gpu_layers_that_are_over_before_the_host_has_launched_them_are_graphs(weight, fewest):
     if weight == "bf16":
         weight = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
     elif isinstance(weight, str):
-        weight = in_few_bits(weight, "hopper" if weight == "int4" else "plain", 4096)
+        layouts: dict[str, Layout] = {"int4": "hopper", "w4a8": "hopper8"}
+        weight = in_few_bits(weight, layouts.get(weight, "plain"), 4096)
     few = [step for step in STEPS if step.bucket.tokens <= MAX_TOKENS]
     without = [step for step in few if "xla_gpu_enable_command_buffer" in compiler_options(step, weights=(weight,))]
     assert without == [step for step in few if step.bucket.tokens >= fewest]

@@ -10,8 +10,9 @@ import pytest
 
 INT4 = {"coding": "int4", "group": 128, "zero": True}
 INT8, FP8, W8A8 = {"coding": "int8"}, {"coding": "fp8"}, {"coding": "w8a8"}
+W4A8 = INT4 | {"coding": "w4a8"}
 NF4, FP4, MXFP4 = {"coding": "nf4", "group": 64}, {"coding": "fp4", "group": 64}, {"coding": "mxfp4", "group": 32}
-BITS = {"int4": 4, "int8": 8, "fp8": 8, "w8a8": 8, "nf4": 4, "fp4": 4, "mxfp4": 4}
+BITS = {"int4": 4, "w4a8": 4, "int8": 8, "fp8": 8, "w8a8": 8, "nf4": 4, "fp4": 4, "mxfp4": 4}
 SHAPES = {
     "Llama-3.1-8B": ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
     "Llama-3.3-70B on 8": ((1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584)),
@@ -27,6 +28,7 @@ ALWAYS = (
     ("v6e", 16, (1280, 8192), NF4),
     ("v5e", 64, (28672, 4096), W8A8),
     ("v6e", 2048, (4096, 14336), W8A8),
+    ("v6e", 64, (28672, 4096), W4A8),
     ("v6e", 8, (8192, 1024), MXFP4),
 )
 OTHERS = [
@@ -42,8 +44,8 @@ OTHERS = [
 def check(compiled, kind, tokens, out, size):
     """One kernel, which takes the weight as it lies, in little more than its bits."""
     assert [name.split(".")[0] for name in compiled.kernels] == ["quant_matmul"]
-    # With fp8 and w8a8, tokens are rounded, each with a scale of its own.
-    assert compiled.temp_bytes <= (2 * tokens * (size + 2 * 128) if kind in (FP8, W8A8) else 0) + 2**20
+    # With fp8, w8a8 and w4a8, tokens are rounded, each with a scale of its own.
+    assert compiled.temp_bytes <= (2 * tokens * (size + 2 * 128) if kind in (FP8, W8A8, W4A8) else 0) + 2**20
     # Neither the weight nor a copy of it is anywhere in 16 bits or more; the words that it lies in have two more
     # dimensions.
     made = [math.prod(map(int, dims.split(","))) for dims in re.findall(r"(?:bf16|f32)\[([\d,]+)\]", compiled.text)]

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jax import Array, lax
 
-from hex_llm.kernels.quant_matmul.weight import TABLES, Coding
+from hex_llm.kernels.quant_matmul.weight import TABLES, Coding, numbers_of
 
 
 def decode(codes: Array, coding: Coding) -> Array:
@@ -11,14 +11,14 @@ def decode(codes: Array, coding: Coding) -> Array:
 
     Those of fp8 come as bytes.
     """
-    match coding:
-        case "int8" | "w8a8" | "int4":
+    match numbers_of(coding):
+        case "int8" | "int4":
             return codes.astype(jnp.float32)
         case "fp8":
             return _fp8(codes)
         case "mxfp4":
             return _mxfp4(codes)
-        case "nf4" | "fp4":
+        case _:
             return _table(codes, TABLES[coding].tolist())
 
 

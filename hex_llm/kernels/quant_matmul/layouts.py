@@ -8,18 +8,29 @@ import jax.numpy as jnp
 from hex_llm.kernels.hopper import is_hopper
 from hex_llm.kernels.quant_matmul import plain
 from hex_llm.kernels.quant_matmul.rows import TYPES
-from hex_llm.kernels.quant_matmul.weight import Codes, Packed
+from hex_llm.kernels.quant_matmul.weight import W4A8_COLUMNS, Codes, Packed, numbers_of
 from hex_llm.parallel.backend import backend
 
 
 def pack(codes: Codes, dtype: Any = jnp.bfloat16) -> Packed:
     """The weight, or a device's share of it, in the layout that the kernel for it takes, with tokens of `dtype`.
 
-    To be traced. Experts multiply tokens as they are: with them w8a8 is int8.
+    To be traced. A weight of a coding that also rounds tokens may not be one that such a product is for: it multiplies
+    them as they are.
     """
-    if codes.coding == "w8a8" and len(codes.shape) == 3:
-        codes = replace(codes, input_scale=None, coding="int8")
+    if numbers_of(codes.coding) != codes.coding and not _rounds_tokens(codes):
+        codes = replace(codes, input_scale=None, coding=numbers_of(codes.coding))
     return _best(codes, dtype).pack(codes)
+
+
+def _rounds_tokens(codes: Codes) -> bool:
+    """Those of experts do not, and those of w4a8 only in the order in which groups are."""
+    if len(codes.shape) != 2:
+        return False
+    groups = codes.scale.shape[-1]
+    return codes.coding != "w4a8" or (
+        codes.order is None and (groups == 1 or codes.shape[-1] // groups % W4A8_COLUMNS == 0)
+    )
 
 
 def _best(codes: Codes, dtype: Any) -> Any:

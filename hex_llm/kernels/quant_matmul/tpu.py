@@ -19,7 +19,7 @@ from hex_llm.kernels.quant_matmul.rows import TYPES, taken_by
 from hex_llm.kernels.quant_matmul.tpu_decode import OFFSET, numbers
 from hex_llm.kernels.quant_matmul.tpu_layout import tile_columns
 from hex_llm.kernels.quant_matmul.tpu_sizes import LANES, Sizes, sizes_of
-from hex_llm.kernels.quant_matmul.weight import TPU_ROWS, TPU_WORDS, Coding, Packed
+from hex_llm.kernels.quant_matmul.weight import TPU_ROWS, TPU_WORDS, Coding, Packed, numbers_of
 
 # Chips that compute with float32 only: they take bf16 apart before, and put it together after each operation.
 ONLY_FLOAT32 = ("TPU v4", "TPU v5")
@@ -50,7 +50,7 @@ def product(x: Array, weight: Packed, expert: Array, blocks: Array, sizes: Sizes
     row_scale = None
     if weight.coding in TYPES:
         values, row_scale = scale_rows(x, taken_by(weight))
-        x = _rounded_to_fp8(values) if weight.coding == "fp8" else jnp.round(values)
+        x = jnp.round(values) if TYPES[weight.coding] == "int8" else _rounded_to_fp8(values)
     in_int8 = weight.coding == "w8a8" and _multiplies_int8()
     x = x.astype(jnp.int8 if in_int8 else jnp.bfloat16)
     (tokens, size), out, groups = x.shape, weight.shape[1], weight.scale.shape[2]
@@ -144,6 +144,7 @@ def _kernel(
     sizes: Sizes, coding: Coding, has_zero: bool, has_row_scale: bool, wide: Any,
 ) -> None:  # fmt: skip
     del expert
+    offset = OFFSET.get(numbers_of(coding), 0)
     rest = list(refs)
     zero = rest.pop(0) if has_zero else None
     row_scale = rest.pop(0) if has_row_scale else None
@@ -166,8 +167,8 @@ def _kernel(
         grouped = numbers(words, coding, wide).reshape(groups_at_once, -1, TPU_ROWS)
         if zero is not None:
             grouped -= of_groups(offsets[0], tile, step)
-        elif coding in OFFSET:
-            grouped += OFFSET[coding]
+        elif offset:
+            grouped += offset
         if groups > 1:
             grouped *= of_groups(scales, tile, step)
         return grouped.reshape(-1, TPU_ROWS).astype(x.dtype)
@@ -196,7 +197,7 @@ def _kernel(
         # In 32 bits, of which any row can be read.
         scales[...] = scale[0].astype(jnp.float32)
         if zero is not None:
-            offsets[0][...] = zero[0].astype(jnp.float32) - OFFSET.get(coding, 0)
+            offsets[0][...] = zero[0].astype(jnp.float32) - offset
 
     def end() -> None:
         for tile in range(sizes.tiles):

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.pallas import tpu as pltpu
 
-from hex_llm.kernels.quant_matmul.weight import TABLES, TPU_ROWS, TPU_WORDS, Coding
+from hex_llm.kernels.quant_matmul.weight import TABLES, TPU_ROWS, TPU_WORDS, Coding, numbers_of
 
 SIGNS, REST = -0x7F7F7F80, 0x1C1C1C1C  # of float8_e4m3b11fnuz, four in a word: the last holds a number of 3 bits
 OFFSET: dict[str, int] = {"int4": 8}  # what codes lie lower by than they are
@@ -12,8 +12,8 @@ OFFSET: dict[str, int] = {"int4": 8}  # what codes lie lower by than they are
 
 def numbers(words: Array, coding: Coding, dtype: jnp.dtype) -> Array:
     """[8 T, 128] int32, T tiles -> [columns, 128]: what the codes are, without a zero and a scale."""
-    match coding:
-        case "int8" | "w8a8":
+    match numbers_of(coding):
+        case "int8":
             return pltpu.bitcast(words, jnp.int8).astype(dtype)
         case "int4":
             return pltpu.bitcast(words, jnp.int4).astype(dtype)

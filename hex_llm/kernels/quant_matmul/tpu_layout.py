@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from hex_llm.kernels.quant_matmul.tpu_sizes import columns_at_once
-from hex_llm.kernels.quant_matmul.weight import TPU_ROWS, TPU_WORDS, Codes, Coding, Packed, bits
+from hex_llm.kernels.quant_matmul.weight import TPU_ROWS, TPU_WORDS, Codes, Coding, Packed, bits, numbers_of
 
 NEGATIVE_ZERO = {"fp8": 0x80, "mxfp4": 8}
 # What the number of a code is larger by than the one that a TPU reads: 2**(11 - 7), and 2**(11 - 1) for 2 bits of
@@ -71,7 +71,7 @@ def _words(codes: Codes) -> Array:
         data = jax.lax.bitcast_convert_type(data, jnp.uint8)
     if (negative_zero := NEGATIVE_ZERO.get(codes.coding)) is not None:
         data = jnp.where(data == negative_zero, 0, data)
-    if codes.coding == "int4":
+    if numbers_of(codes.coding) == "int4":
         data = data ^ 8
     *experts, out, size = data.shape
     width = bits(codes.coding)
@@ -99,10 +99,10 @@ def _codes(weight: Packed) -> Array:
     back = [first + 2 + place.index(i) for i in range(len(place))]
     data = data.transpose(*range(first), first, first + 2 + len(place), first + 1, *back)
     data = data.reshape(weight.shape)
-    match coding:
+    match numbers_of(coding):
         case "int4":
             return data ^ 8
-        case "int8" | "w8a8":
+        case "int8":
             return jax.lax.bitcast_convert_type(data, jnp.int8)
         case "fp8":
             return jax.lax.bitcast_convert_type(data, jnp.float8_e4m3fn)
@@ -112,8 +112,8 @@ def _codes(weight: Packed) -> Array:
 
 def _tile_shape(coding: Coding) -> tuple[int, ...]:
     """How the columns of a tile are counted: the dimensions that `_places` puts in another order."""
-    match coding:
-        case "int8" | "w8a8" | "fp8":
+    match numbers_of(coding):
+        case "int8" | "fp8":
             return TPU_WORDS, 4
         case "int4":
             return TPU_WORDS, 8
@@ -125,8 +125,8 @@ def _tile_shape(coding: Coding) -> tuple[int, ...]:
 
 def _places(coding: Coding) -> tuple[int, ...]:
     """Of the dimensions of `_tile_shape`, which count the parts of a word, the least first last, and then the words."""
-    match coding:
-        case "int8" | "w8a8" | "fp8" | "int4":
+    match numbers_of(coding):
+        case "int8" | "fp8" | "int4":
             return 1, 0
         case "mxfp4":
             return 2, 0, 1

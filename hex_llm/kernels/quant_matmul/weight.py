@@ -13,12 +13,14 @@ from jax import Array, lax
 from hex_llm.pytree import pytree, static
 
 # What a code stands for. Of whole numbers, int8 is from -128 to 127 and int4 from 0 to 15, and the code of zero is
-# subtracted; the others of 4 bits are places in a table; fp8 are numbers already. w8a8 is int8 with one scale for each
-# row and without zeros, and multiplies tokens in int8, as fp8 does those in fp8.
+# subtracted; the others of 4 bits are places in a table; fp8 are numbers already, and multiply tokens in fp8. w8a8 is
+# int8 with one scale for each row and without zeros, and multiplies tokens in int8; w4a8 is int4 with tokens in fp8.
 type Coding = Literal["int8", "int4", "nf4", "fp4", "mxfp4", "fp8", "w8a8", "w4a8"]
+_NUMBERS: dict[Coding, Coding] = {"w8a8": "int8", "w4a8": "int4"}
+W4A8_COLUMNS = 128  # groups of w4a8 have a multiple of these: each has a sum of its own, which its scale multiplies
 
-# How codes lie: in rows and columns, two of 4 bits in a byte, the first in its low half; or as `gpu_layout` says, or
-# `tpu_layout`.
+# How codes lie: in rows and columns, two of 4 bits in a byte, the first in its low half; or as `gpu_layout` says,
+# `gpu_w4a8_layout`, or `tpu_layout`.
 type Layout = Literal["plain", "hopper", "hopper8", "tpu"]
 
 _MXFP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -99,8 +101,13 @@ def of_expert[W: (Codes, Packed)](weight: W, expert: Array) -> W:
     return replace(weight, **parts)
 
 
+def numbers_of(coding: Coding) -> Coding:
+    """The coding with the same codes for tokens that stay as they are."""
+    return _NUMBERS.get(coding, coding)
+
+
 def bits(coding: Coding) -> int:
-    return 8 if coding in ("int8", "fp8", "w8a8") else 4
+    return 8 if numbers_of(coding) in ("int8", "fp8") else 4
 
 
 type Matrix = Array | Packed  # [out, in], or with experts in front

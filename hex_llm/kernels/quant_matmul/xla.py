@@ -30,8 +30,8 @@ def matmul(x: Array, weight: Packed, *, dtype: jnp.dtype, expert: Array | None =
     token_scale = None
     if weight.coding in TYPES:
         values, token_scale = quantize_rows(x, taken_by(weight))
-        # Exact, as the weight's own numbers are in that type.
-        x = decode(_codes(values, weight.coding), weight.coding).astype(jnp.bfloat16)
+        # Exact, as the weight's own numbers are in that type where their scale waits for the sum.
+        x = _numbers(values).astype(jnp.bfloat16 if weight.scale.shape[-1] == 1 else x.dtype)
     if x.shape[0] == 1:
         x = x.astype(jnp.float32)
     out, size = weight.shape[-2:]
@@ -88,6 +88,13 @@ def _rows_of(weight: Packed, first: int | Array, rows: int) -> _Rows:
         zero = part(weight.zero).astype(jnp.float32)[..., None]
         values = [each - zero for each in values]
     return _Rows(values, scale)
+
+
+def _numbers(values: Array) -> Array:
+    """float32, of tokens in 8 bits."""
+    if values.dtype == jnp.int8:
+        return values.astype(jnp.float32)
+    return decode(_codes(values, "fp8"), "fp8")
 
 
 def _codes(data: Array, coding: Coding) -> Array:
