@@ -9,9 +9,10 @@ import msgspec
 from jax import export
 
 
-def static() -> Any:
-    """A field of a pytree that is no array but a text: programs are compiled for it, as they are for a shape."""
-    return dataclasses.field(metadata={"static": True})
+def static(**options: Any) -> Any:
+    """A field of a pytree that is no array but a text, or yes or no: programs are compiled for it, as they are for a
+    shape."""
+    return dataclasses.field(metadata={"static": True}, **options)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
@@ -27,7 +28,7 @@ def pytree[T](cls: type[T]) -> type[T]:
         export.register_pytree_node_serialization(
             cls,
             serialized_name=f"{cls.__module__}.{cls.__qualname__}",
-            serialize_auxdata=lambda texts: msgspec.msgpack.encode(texts),
-            deserialize_auxdata=lambda data: msgspec.msgpack.decode(data, type=tuple[str, ...]),
+            serialize_auxdata=lambda values: msgspec.msgpack.encode(values),
+            deserialize_auxdata=lambda data: msgspec.msgpack.decode(data, type=tuple[str | bool, ...]),
         )
     return cls

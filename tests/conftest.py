@@ -8,6 +8,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("PJRT_NPROC", "8")
 
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import jax
@@ -30,6 +31,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return _LONGEST.index(folder) if folder in _LONGEST else len(_LONGEST)
 
     items.sort(key=turn)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str, sched: Any) -> None:
+    """A test that ended its process has failed; the scheduler by itself would give it to the next process, too."""
+    for tests in sched.workqueue.values():
+        if crashitem in tests:
+            tests[crashitem] = True
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

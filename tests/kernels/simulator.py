@@ -244,6 +244,18 @@ def add(place: Any, word: Any, sums: list[Any]) -> list[Any]:
     return [each + place[i] for i, each in enumerate(sums)]
 
 
+def call_with_numbers(function: Any, *arguments: Any) -> list[Any]:
+    """What a kernel calls gets arrays of numpy's: with JAX's own, to look into one is a computation, for which XLA can
+    want the very threads that wait for it, and everybody waits for ever."""
+    positional, named = jax.tree.unflatten(function.in_tree, [np.asarray(each) for each in arguments])
+    return jax.tree.leaves(function.callback_func(*positional, **named))
+
+
+def number(x: Any) -> Any:
+    """What stands for a place: a number, but while a kernel is traced."""
+    return x if isinstance(x, jax.core.Tracer) else int(x)
+
+
 def deallocate(barrier: Any) -> None:
     """The simulator wants every phase of a barrier to be waited for; the last ones concern nobody."""
     barrier.ref_count -= 1
@@ -273,6 +285,8 @@ def simulation(*, all_phases: bool = False) -> Iterator[list[Any]]:
         patch.setattr(gpu_handover, "leave", leave)
         patch.setattr(gpu_handover, "add", add)
         patch.setattr(pl, "run_state", run_state)
+        patch.setattr(callback._FlatCallback, "__call__", call_with_numbers)
+        patch.setattr(shared_memory, "_to_int", number)
         for name in ("load_keys", "load_values", "keys", "values", "turned_back"):  # it has no inlined instructions
             patch.setattr(gpu_decode_narrow, name, getattr(narrow, name))
         patch.setattr(gpu_scales, "load", narrow.load_scales)

@@ -14,7 +14,7 @@ from hex_llm.kernels.paged_attention.gpu_decode_sizes import HEAD_DIMS
 from hex_llm.kernels.paged_attention.gpu_prefill import prefill
 from hex_llm.kernels.paged_attention.gpu_prefill_plan import geometry, plan_prefill
 from hex_llm.kernels.paged_attention.pages import rounded
-from hex_llm.kernels.quant_matmul import gpu, gpu_layout, gpu_w4a8, gpu_w4a8_layout
+from hex_llm.kernels.quant_matmul import gpu, gpu_layout, gpu_w4a8_layout
 from hex_llm.kernels.quant_matmul.gpu_plan import Plan
 from hex_llm.kernels.quant_matmul.weight import Codes, Coding
 
@@ -125,10 +125,10 @@ PLANS = [Plan(workers=1, stack=1, splits=2), Plan(workers=2, stack=2), Plan(work
 def test_copies_of_products_are_aligned(copies, coding: Coding, tokens, plan):
     if tokens > gpu.MAX_TOKENS:
         plan = Plan(workers=2, stack=1, tokens=80)
-    kernels, layout = (gpu_w4a8, gpu_w4a8_layout) if coding == "w4a8" else (gpu, gpu_layout)
+    layout = gpu_w4a8_layout if coding == "w4a8" else gpu_layout
     scale = jax.ShapeDtypeStruct((512, 4), jnp.float32)
     codes = Codes(jax.ShapeDtypeStruct((512, 512), jnp.uint8), scale, scale, None, None, coding)
     x, weight = jax.ShapeDtypeStruct((tokens, 512), jnp.bfloat16), jax.eval_shape(layout.pack, codes)
-    jax.eval_shape(lambda x, weight: kernels.matmul(x, weight, plan=plan), x, weight)
+    jax.eval_shape(lambda x, weight: gpu.matmul(x, weight, plan=plan), x, weight)
     assert copies
     assert all(divisor % wanted == 0 for divisor, wanted in copies)

@@ -54,6 +54,22 @@ def test_tokens_are_those_of_merging_and_then_rounding(kv_heads, group, head_dim
 
 
 @pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_heads_that_are_tiles_come_with_their_sums(head_dim):
+    sizes = sizes_for(len(CHUNKS), 2, 4, head_dim)
+    averages, exponents, plan = partial_results(sizes, 4)
+    want = merge_rows(averages, exponents, plan, sizes, 8, None, EightBits(None, "float8_e4m3fn"))
+    got = merge_rows(averages, exponents, plan, sizes, 8, None, EightBits(None, "float8_e4m3fn", with_sums=True))
+    assert (np.asarray(got.values) == np.asarray(want.values)).all()
+    assert want.sums is None
+    if head_dim == 64:
+        assert got.sums is None
+    else:
+        sums = np.asarray(got.values, np.float32).reshape(8, -1, 128).sum(axis=2).T
+        np.testing.assert_allclose(np.asarray(got.sums), sums, rtol=1e-6, atol=1e-3)
+
+
+@pytest.mark.usefixtures("simulator")
 @pytest.mark.parametrize("type_name", ["float8_e4m3fn", "int8"])
 def test_what_is_no_number_is_told_by_the_scale_of_its_token_alone(type_name):
     sizes = sizes_for(len(CHUNKS), 2, 4, 64)

@@ -154,6 +154,50 @@ def test_rows_in_8_bits_are_the_reference_s(coding, width, input_scale):
     assert not got.values[3:].astype(jnp.float32).any()
 
 
+def assert_sums_are_of_the_values(rows: Rows) -> None:
+    values = np.asarray(rows.values, np.float32).reshape(len(rows.values), -1, 128)
+    np.testing.assert_allclose(np.asarray(rows.sums), values.sum(axis=2).T, rtol=1e-6, atol=1e-3)
+
+
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize(("width", "has_sums"), [(512, True), (4096, True), (28672, True), (640, False)])
+@pytest.mark.parametrize("input_scale", [None, 0.01])
+def test_rows_come_with_the_sums_of_their_tiles_where_warps_have_as_many(width, has_sums, input_scale):
+    x = tokens_of(3, width).at[1].set(0).at[2, 5].set(-1000)
+    given = None if input_scale is None else jnp.float32(input_scale)
+    got = gpu_rows.quantize(x, EightBits(given, "float8_e4m3fn", with_sums=True))
+    want = gpu_rows.quantize(x, EightBits(given, "float8_e4m3fn"))
+    assert want.sums is None
+    assert (np.asarray(got.values) == np.asarray(want.values)).all()
+    assert (got.scale == want.scale).all()
+    assert (got.sums is not None) == has_sums
+    if has_sums:
+        assert got.sums.shape == (width // 128, 8)
+        assert_sums_are_of_the_values(got)
+
+
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize("input_scale", [None, 0.02])
+@pytest.mark.parametrize("rms", [Rms(1e-5), Rms(1e-5, plus_one=True)])
+def test_a_norm_comes_with_the_sums_of_its_tiles(rms, input_scale):
+    tokens, width = 3, 1024
+    x, pieces = tokens_of(tokens, width), normal(9, 2, tokens, width, dtype=jnp.float32)
+    weight, inner = (jnp.linspace(first, 2, width, dtype=jnp.bfloat16) for first in (0.5, 1.5))
+    given = None if input_scale is None else jnp.float32(input_scale)
+    y, rows = add_norm_gpu.add_norm(
+        x, pieces, weight, rms, inner=inner, eight_bits=EightBits(given, "float8_e4m3fn", with_sums=True)
+    )
+    want, normed = matmul_reference.add_norm(x, pieces, weight, rms, inner=inner)
+    _, scale = reference.quantize_rows(normed, EightBits(given, "float8_e4m3fn"))
+    assert isinstance(rows, Rows)
+    assert (rows.shape, rows.sums.shape) == ((8, width), (width // 128, 8))
+    np.testing.assert_allclose(y.astype(jnp.float32), want.astype(jnp.float32), rtol=2**-7)
+    np.testing.assert_allclose(rows.scale[:tokens], scale[:, 0], rtol=2**-7)
+    got = rows.values[:tokens].astype(jnp.float32) * rows.scale[:tokens, None]
+    np.testing.assert_allclose(got, normed.astype(jnp.float32), rtol=2**-3, atol=2**-6)
+    assert_sums_are_of_the_values(rows)
+
+
 def test_tiny_rows_and_zeros_have_scales_that_can_be_divided_by():
     x = jnp.asarray([[0.0, 0.0], [1e-38, -1e-39], [448.0, 1.0]], jnp.float32)
     values, scale = reference.quantize_rows(x, FP8)

@@ -10,10 +10,11 @@ import pytest
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from hex_llm.kernels import chain
 from hex_llm.kernels.quant_matmul import (
+    gpu,
     gpu_plan,
     gpu_rows,
-    gpu_w4a8,
     gpu_w4a8_decode,
     gpu_w4a8_layout,
     gpu_w4a8_multiply,
@@ -187,7 +188,7 @@ def assert_close(got: jax.Array, want: jax.Array) -> None:
 )
 def test_the_product_is_the_reference_s_however_it_is_cut(tokens, out, size, group, plan):
     x, weight, codes = inputs(tokens, out, size, group)
-    got = gpu_w4a8.matmul(x, weight, dtype=F32, plan=dataclasses.replace(plan, blocks=4))
+    got = gpu.matmul(x, weight, dtype=F32, plan=dataclasses.replace(plan, blocks=4))
     assert_close(got, reference.matmul(x, codes, dtype=F32))
 
 
@@ -203,7 +204,7 @@ def test_the_product_is_the_reference_s_however_it_is_cut(tokens, out, size, gro
 )
 def test_more_tokens_are_cut_too(tokens, out, size, plan):
     x, weight, codes = inputs(tokens, out, size)
-    got = gpu_w4a8.matmul(x, weight, dtype=F32, plan=dataclasses.replace(plan, blocks=4))
+    got = gpu.matmul(x, weight, dtype=F32, plan=dataclasses.replace(plan, blocks=4))
     assert_close(got, reference.matmul(x, codes, dtype=F32))
 
 
@@ -219,17 +220,19 @@ def test_more_tokens_are_cut_too(tokens, out, size, plan):
 )
 def test_the_gated_product_is_the_reference_s(tokens, out, size, activation, plan):
     x, weight, codes = inputs(tokens, out, size)
-    got = gpu_w4a8.gated_matmul(x, weight, activation, plan=dataclasses.replace(plan, blocks=4))
+    got = gpu.gated_matmul(x, weight, activation, plan=dataclasses.replace(plan, blocks=4))
     assert_close(got, reference.gated_matmul(x, codes, activation))
 
 
 @pytest.mark.usefixtures("simulator")
-def test_tokens_that_come_in_8_bits_are_taken_as_they_are():
-    x, weight, codes = inputs(5, 128, 256)
+@pytest.mark.parametrize(("size", "has_sums"), [(256, False), (1024, True)])
+def test_tokens_that_come_in_8_bits_are_taken_as_they_are(size, has_sums):
+    x, weight, codes = inputs(5, 128, size)
     rows = gpu_rows.quantize(x, taken_by(weight))
     assert rows.values.shape[0] > 5  # padded
+    assert (rows.sums is not None) == has_sums
     plan = Plan(workers=1, stack=1, slots=2, blocks=2)
-    got = gpu_w4a8.parts(rows, weight, dtype=F32, plan=plan)[0, :5]
+    got = gpu.parts(rows, weight, dtype=F32, plan=plan)[0, :5]
     assert_close(got, reference.matmul(x, codes, dtype=F32))
 
 
@@ -237,7 +240,7 @@ def test_tokens_that_come_in_8_bits_are_taken_as_they_are():
 def test_one_token_that_is_no_number_spoils_no_other():
     x, weight, codes = inputs(4, 64, 256)
     plan = Plan(workers=1, stack=1, slots=2, blocks=1)
-    got = gpu_w4a8.matmul(x.at[2, 7].set(jnp.nan), weight, dtype=F32, plan=plan)
+    got = gpu.matmul(x.at[2, 7].set(jnp.nan), weight, dtype=F32, plan=plan)
     assert jnp.isnan(got[2]).all()
     others = jnp.asarray([0, 1, 3])
     assert_close(got[others], reference.matmul(x, codes, dtype=F32)[others])
@@ -247,8 +250,9 @@ def test_nothing_but_the_weight_is_read_before_the_kernel_in_front_has_ended(sim
     fresh = 72.0  # a number in 8 bits, too
     _, weight, _ = inputs(8, 128, 256)
     values = jnp.full((8, 256), fresh, jnp.float8_e4m3fn)
-    rows = Rows(values, jnp.full((8,), fresh, jnp.float32), "bfloat16")
-    gpu_w4a8.parts(rows, weight, plan=Plan(workers=1, stack=1, slots=2, blocks=2))
+    sums = jnp.full((2, 8), 128 * fresh, jnp.float32)
+    rows = Rows(values, jnp.full((8,), fresh, jnp.float32), "bfloat16", sums)
+    gpu.parts(rows, weight, plan=Plan(workers=1, stack=1, slots=2, blocks=2))
     assert simulator, "it reads something early"
     for values in simulator:
         values = np.asarray(values)
@@ -266,14 +270,16 @@ def test_a_plan_covers_its_shape_and_fits_a_block(name):
     weight = jax.eval_shape(gpu_w4a8_layout.pack, codes)
     for tokens in (1, 8, 16, 64, 65, 128, 129, 300, 2048, 8192):
         if tokens > 128:
-            plans = [gpu_plan.plan_w4a8_for_many(tokens, out, size)]
+            plans = [gpu_plan.plan_for_many(tokens, out, size, pace=gpu_plan.FP8)]
         else:
-            plans = [gpu_plan.plan_w4a8(tokens, out, size, gated=gated) for gated in (False, True)]
+            plans = [gpu_plan.plan_for(tokens, out, size, pace=gpu_plan.FP8, gated=gated) for gated in (False, True)]
         for plan in plans:
             assert out % plan.rows == 0
             assert size % (128 * plan.splits) == 0
             assert plan.depth == 128
             assert plan.splits == 1 or not plan.even
+            width = plan.tokens or tokens
+            assert plan.tokens is None or plan.tokens == gpu_plan.FP8.padded(width) <= 192
             assert 3 <= gpu_plan.ring_slots(tokens, weight, plan) <= 32, plan
 
 
@@ -291,28 +297,31 @@ def test_the_product_is_lowered_however_it_is_cut(tokens, plan, activation):
     codes = Codes(array(1024, 1024, dtype=jnp.uint8), scales, scales, None, None, "w4a8")
     weight = jax.eval_shape(gpu_w4a8_layout.pack, codes)
     x = array(tokens, 1024, dtype=jnp.bfloat16)
-    text = lowered(lambda x, weight: gpu_w4a8.parts(x, weight, plan=plan, activation=activation), x, weight)
+    text = lowered(lambda x, weight: gpu.parts(x, weight, plan=plan, activation=activation), x, weight)
     assert text.count("@mosaic_gpu_v2") == 2  # tokens to 8 bits, and the product
 
 
 def test_only_what_the_kernel_does_is_taken():
     x, weight, codes = inputs(8, 192, 256)
-    assert gpu_w4a8.supports(x, weight)
-    assert not gpu_w4a8.supports(x.astype(jnp.float32), weight)
-    assert not gpu_w4a8.supports(x, weight, activation="silu")  # three tiles have no halves
-    assert not gpu_w4a8.supports(jnp.zeros((129, 256), jnp.bfloat16), weight)
-    assert not gpu_w4a8.supports(x, plain.pack(codes))
+    assert gpu.supports(x, weight)
+    assert not gpu.supports(x.astype(jnp.float32), weight)
+    assert not gpu.supports(x, weight, activation="silu")  # three tiles have no halves
+    assert not gpu.supports(jnp.zeros((129, 256), jnp.bfloat16), weight)
+    assert not gpu.supports(x, plain.pack(codes))
     _, weight, _ = inputs(8, 256, 256)
-    assert gpu_w4a8.supports(x, weight, activation="gelu")
-    assert not gpu_w4a8.supports(x, weight, activation="clamped_silu")
+    assert gpu.supports(x, weight, activation="gelu")
+    assert not gpu.supports(x, weight, activation="clamped_silu")
 
 
-@pytest.mark.parametrize("tokens", [1, 64, 65, 72, 127, 128])
+@pytest.mark.parametrize("tokens", [1, 40, 64, 65, 72, 127, 128, 129, 192])
 def test_tokens_are_cut_in_products_of_one_size(tokens):
-    count = gpu_w4a8_multiply.padded(tokens)
-    narrow = gpu_w4a8_multiply.Narrow(count)
-    assert tokens <= count <= 128
-    assert count == narrow.parts * narrow.width
-    assert narrow.width % 8 == 0
-    assert narrow.width <= 64
-    assert gpu_w4a8_multiply.padded(count) == count
+    pace = gpu_plan.FP8
+    count = pace.padded(tokens)
+    parts = pace.parts(count)
+    assert tokens <= count <= 192
+    assert count % parts == 0
+    assert count // parts % 8 == 0
+    assert count // parts <= 64
+    assert pace.padded(count) == count
+    # What kernels in front give is as much, so that nothing has to be filled up between.
+    assert tokens > 128 or chain.padded(tokens, jnp.float8_e4m3fn) == count

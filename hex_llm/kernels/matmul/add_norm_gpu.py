@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels.chain import padded
-from hex_llm.kernels.quant_matmul.gpu_rows import divided
+from hex_llm.kernels.quant_matmul.gpu_rows import divided, held, tile_sums
 from hex_llm.kernels.quant_matmul.rows import EightBits, Rows
 from hex_llm.kernels.rms import Rms
 
@@ -36,20 +36,19 @@ def add_norm(
     dtype = x.dtype
     norm_dtype = dtype if eight_bits is None else eight_bits.dtype
     rows = padded(tokens, norm_dtype)
-    vector = next(size for size in VECTORS if width // THREADS % size == 0)
+    line = held(width, eight_bits, VECTORS)
 
-    def body(x_ref, pieces_ref, weight_ref, inner_ref, given_ref, sum_ref, norm_ref, scale_ref):
+    def body(x_ref, pieces_ref, weight_ref, inner_ref, given_ref, sum_ref, norm_ref, scale_ref, sums_ref):
         # The kernel behind may come now: it waits for the end of this one before it reads what this one writes.
         plgpu.griddepcontrol_launch_dependents()
         token = lax.axis_index("token")
-        layout = plgpu.Layout.WG_STRIDED((width,), vector)
 
         def load(ref):
-            return plgpu.load(ref, layout=layout, optimized=False)
+            return plgpu.load(ref, layout=line.layout, optimized=False)
 
         def normed(row, scale):
             wide = row.astype(jnp.float32)
-            factor = lax.rsqrt(jnp.sum(wide * wide) / width + rms.eps)
+            factor = lax.rsqrt(line.over_all(jnp.sum, wide * wide) / width + rms.eps)
             scale = scale.astype(jnp.float32)
             if rms.plus_one:
                 return (wide * factor * (1 + scale)).astype(dtype)
@@ -59,6 +58,11 @@ def add_norm(
         inner_scale = None if inner_ref is None else load(inner_ref).astype(dtype)
         given = None if given_ref is None else given_ref[0]
         plgpu.griddepcontrol_wait()
+
+        def write(norm):
+            norm_ref[token] = norm
+            if sums_ref is not None:
+                sums_ref[:, token] = tile_sums(norm)
 
         @pl.when(token < tokens)
         def _token():
@@ -74,14 +78,14 @@ def add_norm(
             norm = normed(row, scale)
             if eight_bits is not None:
                 norm = norm.astype(jnp.float32)
-                divisor = eight_bits.own_scale(norm) if given is None else given
+                divisor = line.scale(norm, eight_bits) if given is None else given
                 norm = divided(norm, divisor, eight_bits)
                 scale_ref[token] = divisor
-            norm_ref[token] = norm
+            write(norm)
 
         @pl.when(token >= tokens)
         def _padding():
-            norm_ref[token] = plgpu.layout_cast(jnp.zeros((width,), norm_dtype), layout)
+            write(plgpu.layout_cast(jnp.zeros(line.shape, norm_dtype), line.layout))
             if eight_bits is not None:
                 scale_ref[token] = jnp.float32(1)
 
@@ -89,13 +93,20 @@ def add_norm(
         body,
         kernel_name="add_norm",
         out_type=[
-            jax.ShapeDtypeStruct(x.shape, dtype),
-            jax.ShapeDtypeStruct((rows, width), norm_dtype),
+            jax.ShapeDtypeStruct((tokens, *line.shape), dtype),
+            jax.ShapeDtypeStruct((rows, *line.shape), norm_dtype),
             None if eight_bits is None else jax.ShapeDtypeStruct((rows,), jnp.float32),
+            jax.ShapeDtypeStruct((line.shape[0], rows), jnp.float32) if line.has_sums else None,
         ],
         grid=(rows,),
         grid_names=("token",),
     )
     given = None if eight_bits is None or eight_bits.input_scale is None else eight_bits.input_scale.reshape(1)
-    y, norm, scales = kernel(x, pieces, weight, inner, given)
-    return y, norm if eight_bits is None else Rows(norm, scales, str(dtype))
+
+    def lying(array):
+        """As threads hold its rows."""
+        return None if array is None else array.reshape(*array.shape[:-1], *line.shape)
+
+    y, norm, scales, added = kernel(lying(x), lying(pieces), lying(weight), lying(inner), given)
+    y, norm = y.reshape(x.shape), norm.reshape(rows, width)
+    return y, norm if eight_bits is None else Rows(norm, scales, str(dtype), added)

@@ -15,8 +15,9 @@ from hex_llm.kernels.hopper import LOG2E
 from hex_llm.kernels.paged_attention.gpu_decode_merge import FEW_ROWS, merge_into
 from hex_llm.kernels.paged_attention.gpu_decode_plan import DecodePlan
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import Sizes
-from hex_llm.kernels.quant_matmul.gpu_rows import divided
+from hex_llm.kernels.quant_matmul.gpu_rows import divided, tile_sums
 from hex_llm.kernels.quant_matmul.rows import EightBits, Rows
+from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS
 
 LOADS = 16  # of neighbours' partial results that a block has under way
 MOST_NUMBERS = 8192  # of a token: they are in registers
@@ -37,15 +38,17 @@ def merge_rows(
     sinks: Array | None,
     how: EightBits,
 ) -> Rows:
-    """As `merge`, brought to 8 bits: [num_seqs, N * H], of zeros past the sequences."""
+    """As `merge`, brought to 8 bits: [num_seqs, N * H], of zeros past the sequences. Sums come with heads that are
+    tiles."""
     z = sizes
+    has_sums = how.with_sums and z.head_dim == HOPPER_COLUMNS
     layout = warp_per_row(WARPS, z.head_dim)  # a head for each warp, of so many neighbours
     # Of each of the neighbours: which row of the sequence, and the first of its heads.
     neighbours = [(kv, head) for kv in range(z.num_kv_heads) for head in range(0, z.group, WARPS)]
     at_once = max(1, LOADS // len(neighbours))
     shape = WARPS, z.head_dim
 
-    def body(averages_ref, exponents_ref, sequences_ref, sinks_ref, given_ref, values_ref, scale_ref):
+    def body(averages_ref, exponents_ref, sequences_ref, sinks_ref, given_ref, values_ref, scale_ref, sums_ref):
         # The kernel behind may come now: it waits for the end of this one before it reads what this one writes.
         plgpu.griddepcontrol_launch_dependents()
         token = lax.axis_index("token")
@@ -100,7 +103,11 @@ def merge_rows(
         else:
             scale = given
         for (kv, head), each in zip(neighbours, heads, strict=True):
-            values_ref[token, pl.ds(kv * z.group + head, WARPS)] = divided(each, scale, how)
+            own = pl.ds(kv * z.group + head, WARPS)
+            rounded = divided(each, scale, how)
+            values_ref[token, own] = rounded
+            if sums_ref is not None:
+                sums_ref[own, token] = tile_sums(rounded)
         scale_ref[token] = scale
 
     kernel = plgpu.kernel(
@@ -109,11 +116,12 @@ def merge_rows(
         out_type=[
             jax.ShapeDtypeStruct((num_seqs, z.num_kv_heads * z.group, z.head_dim), how.dtype),
             jax.ShapeDtypeStruct((num_seqs,), jnp.float32),
+            jax.ShapeDtypeStruct((z.num_kv_heads * z.group, num_seqs), jnp.float32) if has_sums else None,
         ],
         grid=(num_seqs,),
         grid_names=("token",),
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )
     given = None if how.input_scale is None else how.input_scale.reshape(1)
-    values, scale = kernel(averages, exponents, plan.sequences, sinks, given)
-    return Rows(values.reshape(num_seqs, -1), scale, "bfloat16")
+    values, scale, added = kernel(averages, exponents, plan.sequences, sinks, given)
+    return Rows(values.reshape(num_seqs, -1), scale, "bfloat16", added)

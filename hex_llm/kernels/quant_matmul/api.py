@@ -34,16 +34,12 @@ def matmul(x: Tokens, weight: Packed, *, dtype: jnp.dtype) -> Array:
     """[M, in] x [out, in] -> [M, out] in `dtype`; see `reference.matmul`."""
     if takes(x, weight):
         return total(parts(x, weight, dtype=dtype))[: x.shape[0]].astype(dtype)
-    if weight.layout == "hopper8":
-        from hex_llm.kernels.quant_matmul import gpu_w4a8
-
-        return gpu_w4a8.matmul(x, weight, dtype=dtype)
-    if isinstance(x, Rows) or multiplied_as_it_lies(weight):
-        return xla_rows.matmul(_rows(x, weight), weight, dtype=dtype)[: x.shape[0]]
-    if weight.layout == "hopper":
+    if weight.layout in ("hopper", "hopper8"):
         from hex_llm.kernels.quant_matmul import gpu
 
         return gpu.matmul(x, weight, dtype=dtype)
+    if isinstance(x, Rows) or multiplied_as_it_lies(weight):
+        return xla_rows.matmul(_rows(x, weight), weight, dtype=dtype)[: x.shape[0]]
     if weight.layout == "tpu":
         from hex_llm.kernels.quant_matmul import tpu
 
@@ -69,11 +65,9 @@ def rows_for(x: Any, weight: Matrix) -> EightBits | None:
 def _kernels_for(weight: Packed) -> ModuleType:
     """Those of a chain on Hopper: `supports` and `parts`."""
     # Imported where they are used: Pallas takes a second, which a start on a CPU has better use for.
-    from hex_llm.kernels.quant_matmul import gpu, gpu_eight_bits, gpu_w4a8
+    from hex_llm.kernels.quant_matmul import gpu, gpu_eight_bits
 
-    if weight.layout == "hopper8":
-        return gpu_w4a8
-    return gpu_eight_bits if weight.coding in TYPES else gpu
+    return gpu_eight_bits if weight.layout == "plain" and weight.coding in TYPES else gpu
 
 
 def _rows(x: Tokens, weight: Packed) -> Rows:

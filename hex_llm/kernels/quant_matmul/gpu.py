@@ -4,6 +4,7 @@ As in `kernels/matmul/gpu.py` the weight is the left operand, tokens are the fre
 and its memory warpgroup streams tiles of the weight and of `x` through a ring that does not stop between pieces of
 work. But the weight's tiles are codes (`gpu_layout`), which a compute warpgroup takes to its registers, makes bfloat16
 numbers of them (`gpu_decode`), and multiplies from there; while a product runs, it decodes what the next one needs.
+With tokens in 8 bits, codes of 4 bits are multiplied as they are (`gpu_w4a8_multiply`).
 
 Up to 128 tokens are one piece of work with a tile of rows, and `in` may be split between blocks. With more, tokens are
 cut, too, and the same kernel runs at nearly the speed of a product in bfloat16: to write the whole weight in bfloat16
@@ -24,42 +25,35 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels import gpu_gate
 from hex_llm.kernels.activation import Activation
-from hex_llm.kernels.chain import MAX_TOKENS, padded
+from hex_llm.kernels.chain import MAX_TOKENS
 from hex_llm.kernels.hopper import num_sms
 from hex_llm.kernels.matmul.reference import total
 from hex_llm.kernels.quant_matmul import gpu_decode, gpu_handover
 from hex_llm.kernels.quant_matmul.gpu_layout import LINE, grouping_of
 from hex_llm.kernels.quant_matmul.gpu_multiply import Wide
-from hex_llm.kernels.quant_matmul.gpu_plan import Plan, plan_for, plan_for_many, ring_slots, sums_kept
+from hex_llm.kernels.quant_matmul.gpu_plan import Plan, pace_of, plan_for, plan_for_many, ring_slots
 from hex_llm.kernels.quant_matmul.gpu_ring import Ring, Share
 from hex_llm.kernels.quant_matmul.gpu_w4a8_multiply import Narrow
+from hex_llm.kernels.quant_matmul.gpu_w4a8_tokens import Known, narrow
+from hex_llm.kernels.quant_matmul.rows import Rows, Tokens
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, HOPPER_ROWS, Packed
-from hex_llm.pytree import pytree
 
 LINE_BYTES = 128  # of a token's numbers, which are swizzled together
 PREFETCHED = 4  # slots of the weight that are asked for before `x` is: to ask takes time, too
 MEMORY_REGISTERS, COMPUTE_REGISTERS = 40, 232  # of two that compute: together at most what the launch took, or it hangs
 
 
-@pytree
-class Known:
-    """Of tokens in 8 bits, float32."""
-
-    scale: Array  # [M]
-    sums: Array  # [in / 128, M]: of each token's numbers in a tile's columns
-
-
-def supports(x: Array, weight: Packed, *, activation: Activation | None = None) -> bool:
+def supports(x: Tokens, weight: Packed, *, activation: Activation | None = None) -> bool:
     """Whether `parts` takes [M, in] x [out, in]."""
     unit = HOPPER_ROWS if activation is None else 2 * HOPPER_ROWS
     known = activation in (None, "silu", "gelu") and x.dtype == jnp.bfloat16
-    is_one = weight.layout == "hopper" and weight.data.ndim == 4
+    is_one = weight.layout in ("hopper", "hopper8") and weight.data.ndim == 4
     return known and is_one and 0 < x.shape[0] <= MAX_TOKENS and weight.shape[0] % unit == 0
 
 
 @functools.partial(jax.jit, static_argnames=("dtype", "plan", "activation"))
 def parts(
-    x: Array,
+    x: Tokens,
     weight: Packed,
     *,
     dtype: jnp.dtype | None = None,
@@ -67,45 +61,49 @@ def parts(
     activation: Activation | None = None,
 ) -> Array:
     """As `kernels.matmul.gpu.parts`: [splits, padded(M), out], to be added; with an activation [1, padded(M), F]."""
-    tokens = x.shape[0]
+    tokens, pace = x.shape[0], pace_of(weight)
     if plan is None:
         # Of the weight's own sizes: where it has an order, `x` may have more columns.
-        plan = plan_for(tokens, *weight.shape, gated=activation is not None)
+        plan = plan_for(tokens, *weight.shape, pace=pace, gated=activation is not None)
     dtype = jnp.dtype(jnp.float32 if plan.splits > 1 else dtype or x.dtype)
-    return call(_rows(x, weight, padded(tokens)), weight, dtype, plan, activation)
+    return _call(*_lying(x, weight, pace.padded(tokens)), weight, dtype, plan, activation)
 
 
-def matmul(x: Array, weight: Packed, *, dtype: jnp.dtype | None = None, plan: Plan | None = None) -> Array:
+def matmul(x: Tokens, weight: Packed, *, dtype: jnp.dtype | None = None, plan: Plan | None = None) -> Array:
     """See `reference.matmul`."""
     dtype = jnp.dtype(dtype or x.dtype)
     if x.shape[0] <= MAX_TOKENS:
         return total(parts(x, weight, dtype=dtype, plan=plan))[: x.shape[0]].astype(dtype)
-    return _many(x, weight, dtype, plan or plan_for_many(x.shape[0], *weight.shape))
+    return _many(x, weight, dtype, plan or plan_for_many(x.shape[0], *weight.shape, pace=pace_of(weight)))
 
 
 @functools.partial(jax.jit, static_argnames=("dtype", "plan"))
-def _many(x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan) -> Array:
-    tokens, width = x.shape[0], plan.tokens or padded(x.shape[0])
-    return call(_rows(x, weight, -(-tokens // width) * width), weight, dtype, plan, None)[0, :tokens]
+def _many(x: Tokens, weight: Packed, dtype: jnp.dtype, plan: Plan) -> Array:
+    tokens = x.shape[0]
+    width = plan.tokens or pace_of(weight).padded(tokens)
+    return _call(*_lying(x, weight, -(-tokens // width) * width), weight, dtype, plan, None)[0, :tokens]
 
 
-def _rows(x: Array, weight: Packed, rows: int) -> Array:
-    """[rows, in]: `x` in the order of the weight's columns, and rows of zeros."""
-    if weight.order is not None:
-        x = x[:, weight.order]
-    return jnp.pad(x, ((0, rows - x.shape[0]), (0, 0))) if rows > x.shape[0] else x
-
-
-def gated_matmul(x: Array, weight: Packed, activation: Activation, *, plan: Plan | None = None) -> Array:
+def gated_matmul(x: Tokens, weight: Packed, activation: Activation, *, plan: Plan | None = None) -> Array:
     """See `reference.gated_matmul`."""
     return parts(x, weight, plan=plan, activation=activation)[0, : x.shape[0]]
 
 
-def call(
-    x: Array, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Activation | None, known: Known | None = None
+def _lying(x: Tokens, weight: Packed, count: int) -> tuple[Array, Known | None]:
+    """[count, in], of which those past the tokens are zeros, as the weight multiplies them, and what it has to know."""
+    if weight.layout == "hopper8":
+        return narrow(x, weight, count)
+    assert not isinstance(x, Rows), "tokens in 8 bits are for weights that take those"
+    if weight.order is not None:
+        x = x[:, weight.order]
+    return jnp.pad(x, ((0, count - x.shape[0]), (0, 0))) if count > x.shape[0] else x, None
+
+
+def _call(
+    x: Array, known: Known | None, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Activation | None
 ) -> Array:
     """[splits, M, out], or gated [1, M, F]: of tokens [M, in] which the plan cuts without a rest."""
-    coding, grouping = weight.coding, grouping_of(weight)
+    coding, grouping, pace = weight.coding, grouping_of(weight), pace_of(weight)
     batch = x.shape[0]
     row_tiles, column_tiles, lines, _ = weight.data.shape
     workers, stack = plan.workers, plan.stack
@@ -115,11 +113,13 @@ def call(
     tall = workers * stack // pieces_of_weight
     across, down = batch // (plan.tokens or batch), row_tiles // (workers * stack)
     tokens = batch // across
-    inner = Wide(coding, grouping, tokens, plan.depth) if known is None else Narrow(tokens)
-    width = tokens // inner.parts
+    parts = pace.parts(tokens)
+    width = tokens // parts
+    inner = Wide(coding, grouping, tokens, plan.depth) if known is None else Narrow(parts, width)
     cuts = HOPPER_COLUMNS // plan.depth  # of a tile
     assert x.shape[1] == weight.shape[1], f"{x.shape[1]} columns of x for {weight.shape[1]} of the weight"
     assert activation is None or (stack == 2 and plan.splits == 1), f"{plan} gates parts of sums, or without an up"
+    assert known is None or plan.depth == HOPPER_COLUMNS, f"{plan} cuts tiles, whose sums of tokens are of all"
     assert column_tiles % plan.splits == 0, f"{plan} does not cut {column_tiles} tiles"
     length = column_tiles // plan.splits  # tiles of a piece of work
     words = 0 if grouping is None else max(1, grouping.words // cuts)  # in a slot
@@ -146,9 +146,7 @@ def call(
         start, end = (lax.div(each * line, blocks) for each in (block, block + 1))
         count = own * length + end - start
 
-        def after(slot):
-            """The next one of the ring."""
-            return lax.select(slot == slots - 1, 0, slot + 1)
+        ring = Ring(slots, x_ring, w_ring, scale_ring, sum_ring, full, empty)
 
         def tile_of(index):
             """(piece, tile in it) of a block's tiles: those of its own pieces, then its share, from the end of that."""
@@ -207,14 +205,14 @@ def call(
             def fetch_next(index, slot):
                 pl.when(index >= slots)(lambda: plgpu.barrier_wait(empty.at[slot]))
                 fetch(index, slot)
-                return after(slot)
+                return ring.after(slot)
 
             slot = lax.fori_loop(prefetched, cuts * count, fetch_next, jnp.int32(prefetched % slots))
 
             # Nothing is left under way when the block ends.
             def wait_for(_, slot):
                 plgpu.barrier_wait(empty.at[slot])
-                return after(slot)
+                return ring.after(slot)
 
             # The oldest that is still in use; where the ring was never full, that is the first.
             in_use = jnp.minimum(cuts * count, slots)
@@ -224,11 +222,10 @@ def call(
         def _compute():
             if workers == 2:
                 plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
-            ring = Ring(slots, x_ring, w_ring, scale_ring, sum_ring, full, empty)
             share = Share(worker, workers, stack)
 
             def write(results, split, token, rows):
-                places = itertools.product(rows, range(inner.parts))
+                places = itertools.product(rows, range(parts))
                 for (own_rows, part), result in zip(places, results, strict=True):
                     # Turned round, each thread has two neighbours of one token, and a warp writes whole sectors.
                     turned = plgpu.layout_cast(result.astype(dtype), plgpu.Layout.WGMMA_TRANSPOSED)
@@ -243,11 +240,11 @@ def call(
                 if known_ref is not None:
                     plgpu.griddepcontrol_wait()
                     totals = [
-                        _of_tokens(each, known_ref.scale.at[pl.ds(token + i % inner.parts * width, width)])
+                        _of_tokens(each, known_ref.scale.at[pl.ds(token + i % parts * width, width)])
                         for i, each in enumerate(totals)
                     ]
                 if activation is not None:
-                    gates, ups = totals[: inner.parts], totals[inner.parts :]
+                    gates, ups = totals[:parts], totals[parts:]
                     totals = [gpu_gate.gated(activation, *both) for both in zip(gates, ups, strict=True)]
                     rows = rows[:1]
                 write(totals, split, token, rows)
@@ -289,9 +286,7 @@ def call(
         kernel_name=f"matmul_{coding}_{weight.shape[0]}x{weight.shape[1]}",
         out_type=[
             jax.ShapeDtypeStruct((plan.splits, batch, row_tiles // pieces_of_weight * HOPPER_ROWS), dtype),
-            jax.ShapeDtypeStruct((blocks, workers, stack * inner.parts, HOPPER_ROWS, width), jnp.float32)
-            if line
-            else None,
+            jax.ShapeDtypeStruct((blocks, workers, stack * parts, HOPPER_ROWS, width), jnp.float32) if line else None,
         ],
         grid=(blocks,),
         grid_names=("block",),
@@ -301,7 +296,7 @@ def call(
             plgpu.SMEM((slots, tokens, plan.depth), x.dtype, transforms=swizzled),
             plgpu.SMEM((slots, workers * stack, lines // cuts, LINE), jnp.int32),
             None if grouping is None else plgpu.SMEM((slots, workers * stack, words, HOPPER_ROWS), jnp.int32),
-            None if known is None else plgpu.SMEM((slots, sums_kept(tokens)), jnp.float32),
+            None if known is None else plgpu.SMEM((slots, pace.sums_kept(tokens)), jnp.float32),
             plgpu.Barrier(num_arrivals=copies + (1 if known is None else 2), num_barriers=slots),
             plgpu.Barrier(num_arrivals=workers, num_barriers=slots),
         ],

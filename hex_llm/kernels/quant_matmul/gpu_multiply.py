@@ -18,8 +18,6 @@ from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, CHUNKS, Grouping, chu
 from hex_llm.kernels.quant_matmul.gpu_ring import Ring, Share
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, HOPPER_ROWS, Coding
 
-LINE = CHUNK  # numbers of a token that are swizzled together
-
 
 @dataclass(frozen=True)
 class Wide:
@@ -29,11 +27,6 @@ class Wide:
     grouping: Grouping | None
     tokens: int
     depth: int  # columns of a slot: a tile's, or half of them
-
-    @property
-    def parts(self) -> int:
-        """Into which the tokens of a sum are cut."""
-        return 1
 
     def accumulate(self, ring: Ring, share: Share, tiles: Array | int, slot: Array) -> tuple[list[Array], Array]:
         """The sums [64, tokens] of each tile of a share, through so many tiles from the slot on, and the next slot."""

@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 
-from hex_llm.kernels.chain import padded
+from hex_llm.kernels.chain import ROWS
 from hex_llm.kernels.hopper import MOST_BARRIERS, SHARED_BYTES, num_sms
 from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, grouping_of
-from hex_llm.kernels.quant_matmul.rows import TYPES
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, HOPPER_ROWS, Packed, bits
 
 MAX_SPLITS = 8
-FEWEST_TOKENS, MOST_TOKENS = 64, 256  # of a piece of work, where tokens are cut
+FEWEST_TOKENS = 64  # of a piece of work, where tokens are cut
 
 
 @dataclass(frozen=True)
@@ -32,22 +31,64 @@ class Plan:
         return self.workers * self.stack * HOPPER_ROWS
 
 
-def plan_for(tokens: int, out: int, size: int, *, gated: bool = False) -> Plan:
-    """The plan of a shape that `supports` accepts: the one that takes the least time, by what was measured."""
+@dataclass(frozen=True)
+class Pace:
+    """What tokens of a type make of a product. Times are in microseconds."""
+
+    memory: float  # takes so long to give a block a tile
+    tile: float  # takes so long, where two warpgroups multiply,
+    token: float  # and for each token so much longer
+    alone: tuple[float, float]  # times as long where one multiplies one tile, or two
+    tile_of_many: float  # the same where tokens are cut
+    token_of_many: float
+    product: int  # tokens that are multiplied at once
+    most_tokens: int  # of a piece of work, where tokens are cut
+    deep_tokens: int  # and up to which a slot has a whole tile
+    token_bytes: int  # that a column of a token has in a slot
+    has_sums: bool  # of tokens, in each slot
+
+    def padded(self, tokens: int) -> int:
+        """The rows that a product of so many tokens takes and gives: as many in each of its parts."""
+        unit = ROWS * self.parts(tokens)
+        return -(-tokens // unit) * unit
+
+    def parts(self, tokens: int) -> int:
+        """Into which they are cut to be multiplied."""
+        return -(-tokens // self.product)
+
+    def sums_kept(self, tokens: int) -> int:
+        """Places in a slot for a sum of each of so many tokens: copies begin at multiples of 128 bytes."""
+        return -(-tokens // 32) * 32 if self.has_sums else 0
+
+
+# By what was measured with int4.
+BF16 = Pace(
+    memory=0, tile=0.12, token=0.0016, alone=(1.3, 1.1), tile_of_many=0.1, token_of_many=0.0024,
+    product=256, most_tokens=256, deep_tokens=128, token_bytes=2, has_sums=False,
+)  # fmt: skip
+# Of w4a8, by arithmetic: nothing of it was measured yet. With four products of 64 tokens, registers run out.
+FP8 = Pace(
+    memory=0.135, tile=0.03, token=0.0011, alone=(1.3, 1.3), tile_of_many=0.03, token_of_many=0.0011,
+    product=64, most_tokens=192, deep_tokens=192, token_bytes=1, has_sums=True,
+)  # fmt: skip
+
+
+def plan_for(tokens: int, out: int, size: int, *, pace: Pace = BF16, gated: bool = False) -> Plan:
+    """The plan of a shape that `supports` accepts: the one that takes the least time."""
     columns = size // HOPPER_COLUMNS
 
     def microseconds(plan: Plan) -> float:
-        each = 0.12 + 0.0016 * tokens  # of a tile
+        each = max(pace.memory, pace.tile + pace.token * tokens)
         if plan.workers == 1:  # nobody multiplies while it decodes, but with two tiles it has more to do meanwhile
-            each *= 1.3 if plan.stack == 1 else 1.1
+            each *= pace.alone[plan.stack - 1]
         each *= columns // plan.splits * (plan.rows // HOPPER_ROWS)
         # Parts are written, and read again.
-        added = plan.splits * padded(tokens) * out * 8 / 3e6 if plan.splits > 1 else 0
+        added = plan.splits * pace.padded(tokens) * out * 8 / 3e6 if plan.splits > 1 else 0
         pieces = out // plan.rows * plan.splits
         return (
             _rounds(pieces, plan) * each
             + 0.7 * -(-pieces // num_sms())
-            + _handed_over(pieces, padded(tokens), plan)
+            + _handed_over(pieces, pace.padded(tokens), plan)
             + added
         )
 
@@ -67,62 +108,25 @@ def plan_for(tokens: int, out: int, size: int, *, gated: bool = False) -> Plan:
     return min((plan for plan in plans if out % plan.rows == 0), key=microseconds)
 
 
-def plan_for_many(tokens: int, out: int, size: int) -> Plan:
+def plan_for_many(tokens: int, out: int, size: int, *, pace: Pace = BF16) -> Plan:
     """The plan for more tokens than `supports` accepts."""
     workers = 2 if out % (2 * HOPPER_ROWS) == 0 else 1
     tiles = out // (workers * HOPPER_ROWS)
 
     def microseconds(plan: Plan, pieces: int) -> float:
         assert plan.tokens is not None
-        each = 0.1 + 0.0024 * plan.tokens  # of a tile
+        each = max(pace.memory, pace.tile_of_many + pace.token_of_many * plan.tokens)
         work = _rounds(tiles * pieces, plan) * workers * size // HOPPER_COLUMNS * each
         return work + _handed_over(tiles * pieces, plan.tokens, plan)
 
     def candidates(pieces: int) -> list[tuple[float, Plan]]:
-        width = padded(-(-tokens // pieces))
-        depth = HOPPER_COLUMNS if width <= 128 else CHUNK
+        width = pace.padded(-(-tokens // pieces))
+        depth = HOPPER_COLUMNS if width <= pace.deep_tokens else CHUNK
         plans = [Plan(workers=workers, stack=1, tokens=width, depth=depth, even=even) for even in (False, True)]
         return [(microseconds(plan, pieces), plan) for plan in plans]
 
-    counts = range(-(-tokens // MOST_TOKENS), -(-tokens // FEWEST_TOKENS) + 1)
+    counts = range(-(-tokens // pace.most_tokens), -(-tokens // FEWEST_TOKENS) + 1)
     return min((each for pieces in counts for each in candidates(pieces)), key=lambda each: each[0])[1]
-
-
-def plan_w4a8(tokens: int, out: int, size: int, *, gated: bool = False) -> Plan:
-    """As `plan_for`, for tokens in 8 bits. By arithmetic: nothing of it was measured yet."""
-    columns = size // HOPPER_COLUMNS
-    shapes = ((2, 2), (1, 2)) if gated else ((2, 2), (2, 1), (1, 2), (1, 1))
-
-    def microseconds(plan: Plan) -> float:
-        each = _w4a8_tile(tokens) * (1 if plan.workers == 2 else 1.3)
-        pieces = out // plan.rows * plan.splits
-        added = plan.splits * tokens * out * 8 / 3e6 if plan.splits > 1 else 0
-        work = columns // plan.splits * (plan.rows // HOPPER_ROWS) * each
-        return _rounds(pieces, plan) * work + 0.7 * -(-pieces // num_sms()) + _handed_over(pieces, tokens, plan) + added
-
-    def splits(rows: int) -> list[int]:
-        few = not gated and out // rows < num_sms()
-        return [n for n in range(1, MAX_SPLITS + 1) if columns % n == 0] if few else [1]
-
-    plans = [
-        Plan(workers=w, stack=s, splits=n, even=even)
-        for w, s in shapes
-        for n in splits(w * s * HOPPER_ROWS)
-        for even in ((False, True) if n == 1 and tokens > 16 else (False,))
-    ]
-    return min((plan for plan in plans if out % plan.rows == 0), key=microseconds)
-
-
-def plan_w4a8_for_many(tokens: int, out: int, size: int) -> Plan:
-    """As `plan_for_many`, for tokens in 8 bits."""
-    workers = 2 if out % (2 * HOPPER_ROWS) == 0 else 1
-    del tokens, size
-    return Plan(workers=workers, stack=1, tokens=MOST_TOKENS)
-
-
-def _w4a8_tile(tokens: int) -> float:
-    """Microseconds: what memory takes to give it, or tensor cores, with what scales take."""
-    return max(0.135, 0.03 + 0.0011 * tokens)
 
 
 def _rounds(pieces: int, plan: Plan) -> float:
@@ -141,17 +145,13 @@ def _handed_over(pieces: int, tokens: int, plan: Plan) -> float:
 
 def ring_slots(tokens: int, weight: Packed, plan: Plan) -> int:
     """Slots of the ring of a block: as many as fit, if the plan does not say."""
-    grouping = grouping_of(weight)
+    grouping, pace = grouping_of(weight), pace_of(weight)
     words = 0 if grouping is None else grouping.words
-    row = plan.depth * bits(weight.coding) // 8 + 4 * words
-    width = plan.tokens or padded(tokens)
-    if weight.coding in TYPES:
-        slot = plan.rows * row + width * plan.depth + 4 * sums_kept(width)
-    else:
-        slot = plan.rows * row + width * plan.depth * 2
+    width = plan.tokens or pace.padded(tokens)
+    weights = plan.rows * (plan.depth * bits(weight.coding) // 8 + 4 * words)
+    slot = weights + width * plan.depth * pace.token_bytes + 4 * pace.sums_kept(width)
     return plan.slots or min(SHARED_BYTES // slot, MOST_BARRIERS)
 
 
-def sums_kept(tokens: int) -> int:
-    """Places in a slot for a sum of each of so many tokens in 8 bits: copies begin at multiples of 128 bytes."""
-    return -(-tokens // 32) * 32
+def pace_of(weight: Packed) -> Pace:
+    return FP8 if weight.layout == "hopper8" else BF16

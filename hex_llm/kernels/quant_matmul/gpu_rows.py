@@ -1,6 +1,9 @@
 """Tokens brought to 8 bits on Hopper: a block for each of them. The product behind it can start to fetch its weight."""
 
 import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +12,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels.chain import padded
+from hex_llm.kernels.gpu_warps import WARPS, warp_per_row
 from hex_llm.kernels.quant_matmul.rows import EightBits, Rows
+from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS
 
 THREADS = 128
 VECTORS = (8, 4, 2, 1)  # elements that a thread loads at a time: as many as go into its share of a piece
@@ -21,9 +26,43 @@ def supports(width: int) -> bool:
     return width > 0 and width % THREADS == 0
 
 
+@dataclass(frozen=True)
+class Held:
+    """How the threads of a block hold a row, or a piece of one."""
+
+    shape: tuple[int, ...]  # in a line; or, for sums, with a line for each of the tiles that they are of
+    layout: Any
+
+    @property
+    def has_sums(self) -> bool:
+        return len(self.shape) == 2
+
+    def over_all[A: Array](self, reduce: Callable[..., A], row: A) -> A:
+        for axis in reversed(range(len(self.shape))):
+            row = reduce(row, axis=axis)
+        return row
+
+    def scale(self, row: Array, how: EightBits) -> Array:
+        """As `how.own_scale`."""
+        return how.scale_of(self.over_all(jnp.max, how.sizes(row)))
+
+
+def held(width: int, how: EightBits | None, vectors: tuple[int, ...]) -> Held:
+    """With sums where they are wanted, and warps have as many tiles each."""
+    if how is not None and how.with_sums and width % (WARPS * HOPPER_COLUMNS) == 0:
+        return Held((width // HOPPER_COLUMNS, HOPPER_COLUMNS), warp_per_row(WARPS, HOPPER_COLUMNS))
+    vector = next(size for size in vectors if width // THREADS % size == 0)
+    return Held((width,), plgpu.Layout.WG_STRIDED((width,), vector))
+
+
 def divided(row: Array, scale: Array, how: EightBits) -> Array:
     """In a kernel: a float32 row in 8 bits."""
     return how.rounded(how.within(row * (1 / scale)))
+
+
+def tile_sums(row: Array) -> Array:
+    """In a kernel: [tiles, 128] float8_e4m3fn -> [tiles] float32."""
+    return jnp.sum(row.astype(jnp.float16).astype(jnp.float32), axis=1)
 
 
 @jax.jit
@@ -31,55 +70,58 @@ def quantize(x: Array, how: EightBits) -> Rows:
     """As `reference.quantize_rows`, but the rows are `padded`, those past M of zeros."""
     tokens, width = x.shape
     count = next(n for n in range(1, width) if width % (n * THREADS) == 0 and width // n <= MAX_PIECE)
-    piece = width // count
     rows = padded(tokens, how.dtype)
-    vector = next(size for size in VECTORS if piece // THREADS % size == 0)
-    layout = plgpu.Layout.WG_STRIDED((piece,), vector)
+    piece = held(width // count, how, VECTORS)
 
-    def body(x_ref, given_ref, values_ref, scale_ref):
+    def body(x_ref, given_ref, values_ref, scale_ref, sums_ref):
         # The kernel behind may come now: it waits for the end of this one before it reads what this one writes.
         plgpu.griddepcontrol_launch_dependents()
         token = lax.axis_index("token")
-        pieces = [pl.ds(i * piece, piece) for i in range(count)]
         given = None if given_ref is None else given_ref[0]
         plgpu.griddepcontrol_wait()
 
-        def load(part):
-            return plgpu.load(x_ref.at[token, part], layout=layout, optimized=False).astype(jnp.float32)
+        def load(i):
+            return plgpu.load(x_ref.at[token, i], layout=piece.layout, optimized=False).astype(jnp.float32)
+
+        def write(i, row):
+            values_ref[token, i] = row
+            if sums_ref is not None:
+                sums_ref[i, :, token] = tile_sums(row)
 
         @pl.when(token < tokens)
         def _token():
             if count == 1:
-                row = load(pieces[0])
-                scale = how.own_scale(row) if given is None else given
-                values_ref[token] = divided(row, scale, how)
+                row = load(0)
+                scale = piece.scale(row, how) if given is None else given
+                write(0, divided(row, scale, how))
             else:
                 # Read twice: registers hold a piece, and another of the largest numbers so far.
                 def largest():
-                    return functools.reduce(jnp.maximum, [jnp.abs(load(part)) for part in pieces])
+                    return functools.reduce(jnp.maximum, [jnp.abs(load(i)) for i in range(count)])
 
-                scale = how.own_scale(largest()) if given is None else given
-                for part in pieces:
-                    values_ref[token, part] = divided(load(part), scale, how)
+                scale = piece.scale(largest(), how) if given is None else given
+                for i in range(count):
+                    write(i, divided(load(i), scale, how))
             scale_ref[token] = scale
 
         @pl.when(token >= tokens)
         def _padding():
-            zeros = plgpu.layout_cast(jnp.zeros((piece,), how.dtype), layout)
-            for part in pieces:
-                values_ref[token, part] = zeros
+            zeros = plgpu.layout_cast(jnp.zeros(piece.shape, how.dtype), piece.layout)
+            for i in range(count):
+                write(i, zeros)
             scale_ref[token] = jnp.float32(1)
 
     kernel = plgpu.kernel(
         body,
         kernel_name="rows_to_8_bits",
         out_type=[
-            jax.ShapeDtypeStruct((rows, width), how.dtype),
+            jax.ShapeDtypeStruct((rows, count, *piece.shape), how.dtype),
             jax.ShapeDtypeStruct((rows,), jnp.float32),
+            jax.ShapeDtypeStruct((count, piece.shape[0], rows), jnp.float32) if piece.has_sums else None,
         ],
         grid=(rows,),
         grid_names=("token",),
     )
     given = None if how.input_scale is None else how.input_scale.reshape(1)
-    values, scale = kernel(x, given)
-    return Rows(values, scale, str(x.dtype))
+    values, scale, added = kernel(x.reshape(tokens, count, *piece.shape), given)
+    return Rows(values.reshape(rows, width), scale, str(x.dtype), None if added is None else added.reshape(-1, rows))

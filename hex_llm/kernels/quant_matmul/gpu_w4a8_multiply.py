@@ -17,35 +17,18 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from hex_llm.kernels.quant_matmul import gpu_w4a8_decode
 from hex_llm.kernels.quant_matmul.gpu_ring import Ring, Share
 from hex_llm.kernels.quant_matmul.gpu_w4a8_layout import SMALLER, scale_and_zero
-from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, HOPPER_ROWS
+from hex_llm.kernels.quant_matmul.weight import HOPPER_ROWS
 
-LINE = HOPPER_COLUMNS  # numbers of a token that are swizzled together
-MOST_TOKENS = 64  # of a product: there are registers for two of them, and for all sums
 UNDER_WAY = 2
-ROW_UNIT = 8  # tokens that a product takes a multiple of
 ROWS, TOKENS = plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA.reduce(0)
-
-
-def padded(tokens: int) -> int:
-    """The rows that a product of so many tokens takes and gives: as many in each of its parts, a multiple of 8."""
-    unit = ROW_UNIT * -(-tokens // MOST_TOKENS)
-    return -(-tokens // unit) * unit
 
 
 @dataclass(frozen=True)
 class Narrow:
     """With tokens in float8_e4m3fn."""
 
-    tokens: int
-
-    @property
-    def parts(self) -> int:
-        """Into which the tokens of a sum are cut."""
-        return -(-self.tokens // MOST_TOKENS)
-
-    @property
-    def width(self) -> int:
-        return self.tokens // self.parts
+    parts: int  # into which the tokens of a sum are cut
+    width: int  # of each
 
     def accumulate(self, ring: Ring, share: Share, tiles: Array | int, slot: Array) -> tuple[list[Array], Array]:
         """The sums [64, width] of each tile of a share and each part of the tokens, through so many tiles from the slot

@@ -15,10 +15,14 @@ _ZERO = 2.0**-100  # a row without a larger number is of zeros: what divides by 
 
 @pytree
 class EightBits:
-    """That tokens are to come in 8 bits of a type: divided by this scale [], or each by its own."""
+    """That tokens are to come in 8 bits of a type: divided by this scale [], or each by its own.
+
+    `with_sums`: where a kernel brings them to it, with the sums that `Rows` has a place for.
+    """
 
     input_scale: Array | None
     type_name: str = static()
+    with_sums: bool = static(default=False)
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -59,6 +63,7 @@ class Rows:
     values: Array  # [M, in]: float8_e4m3fn or int8
     scale: Array  # [M] float32
     type_name: str = static()  # of the tokens that they were made of
+    sums: Array | None = None  # [in / 128, M] float32: of each 128 numbers of `values`; None: nobody added them up
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -75,4 +80,5 @@ type Tokens = Array | Rows
 
 def taken_by(weight: Codes | Packed) -> EightBits:
     """How a weight of a coding of `TYPES` takes its tokens."""
-    return EightBits(weight.input_scale, TYPES[weight.coding])
+    with_sums = isinstance(weight, Packed) and weight.layout == "hopper8"
+    return EightBits(weight.input_scale, TYPES[weight.coding], with_sums)
