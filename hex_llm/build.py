@@ -35,7 +35,7 @@ from hex_llm.lora.open_store import open_store
 from hex_llm.models.abstract import abstract, bytes_per_device
 from hex_llm.models.adapters import Room, abstract_pairs, adaptable
 from hex_llm.models.arch import Arch, Kind
-from hex_llm.models.few_bits import Quantization, in_units, kept
+from hex_llm.models.few_bits import Quantization, codings, in_units, kept
 from hex_llm.models.registry import family
 from hex_llm.models.split import Split
 from hex_llm.models.weights import build, specs
@@ -134,6 +134,8 @@ def find_model(config: Config, report: Report = _tell_nobody) -> Model:
     quantization = _quantization(config, found)
     arch = _with_windows(found.arch, config.sliding_window, max_model_len)
     arch = in_units(arch, quantization, config.tensor_parallel_size)
+    if config.quantization == "w4a8":
+        _check_narrow(arch, config.tensor_parallel_size, found.quantization, quantization)
     return Model(_name(config, source), files, arch, _dtype(config, found), max_model_len, quantization)
 
 
@@ -395,23 +397,28 @@ def _quantization(config: Config, found: ModelConfig) -> Quantization | None:
     if own is None:
         return online(wanted)
     if wanted == "w4a8":
-        return _with_narrow_tokens(own, found.arch)
+        return NarrowTokens(own)
     raise ConfigError(
         f"--quantization={wanted} is for weights of 16 or 32 bits, and the model's are in few bits already, as its"
         f" config.json says: {own.name}. Leave the flag out."
     )
 
 
-def _with_narrow_tokens(method: Method, arch: Arch) -> NarrowTokens:
-    narrow = NarrowTokens(method)
-    found = [kept(spec, narrow).numbers for spec in specs(family(arch).weights, arch)]
-    if not any(numbers is not None and numbers.coding == "w4a8" for numbers in found):
-        raise ConfigError(
-            "--quantization=w4a8 rounds tokens for weights that a checkpoint has in whole numbers of 4 bits and groups"
-            f" of a multiple of {W4A8_COLUMNS} columns in a row, and this model has none, as its config.json says:"
-            f" {method.name}. Leave the flag out."
-        )
-    return narrow
+def _check_narrow(arch: Arch, num_devices: int, own: Method | None, quantization: Quantization | None) -> None:
+    """Refuses --quantization=w4a8 for a model of which no product would round its tokens."""
+    weights = specs(family(arch).weights, arch)
+    if "w4a8" in codings(weights, Split(arch, num_devices), quantization):
+        return
+    kinds = {numbers for spec in weights if (numbers := kept(spec, own or quantization).numbers) is not None}
+    ways = sorted(
+        f"{each.coding}, {each.group or 'all'} columns with a scale" + ", sorted" * each.has_order for each in kinds
+    )
+    raise ConfigError(
+        "--quantization=w4a8 rounds tokens where a weight has whole numbers of 4 bits, and a multiple of"
+        f" {W4A8_COLUMNS} columns with a scale that follow each other on a device. With --tensor_parallel_size"
+        f"={num_devices} this model has no such weight; as it is kept: {' and '.join(ways) or 'none in few bits'}. "
+        + ("--quantization=int4 takes it." if own is None else "Leave the flag out.")
+    )
 
 
 def _dtype(config: Config, found: ModelConfig) -> Any:

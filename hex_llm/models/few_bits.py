@@ -179,6 +179,14 @@ def abstract_packed(spec: WeightSpec, split: Split, mesh: Mesh, numbers: Numbers
     )
 
 
+def codings(weights: list[WeightSpec], split: Split, quantization: Quantization | None) -> set[Coding]:
+    """Of the weights in few bits, as they will be multiplied: where devices' shares cut groups, tokens may stay as they
+    are."""
+    found = [kept(spec, quantization) for spec in weights]
+    shares = {(local_share(spec, split, numbers), numbers) for spec, numbers in found if numbers is not None}
+    return {_packed_shapes(local, numbers, jnp.bfloat16, backend()).coding for local, numbers in shares}
+
+
 @cache
 def _packed_shapes(local: Local, numbers: Numbers, dtype: Any, device: str) -> Packed:
     """On a `device` of that kind. Traced once for all layers, which are alike."""

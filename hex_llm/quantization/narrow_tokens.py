@@ -7,6 +7,7 @@ from typing import Any
 
 from hex_llm.kernels.quant_matmul.weight import W4A8_COLUMNS
 from hex_llm.quantization.method import Format, Method, Tensor
+from hex_llm.quantization.modules import HEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,8 @@ class NarrowTokens:
 
     def format(self, module: str) -> Format | None:
         found: Any = self.method.format(module)
+        if module == HEAD:  # what is nearly alike is told apart there
+            return found
         if found is None or found.coding != "int4" or found.has_order or (found.group or 0) % W4A8_COLUMNS:
             return found
         return dataclasses.replace(found, coding="w4a8")

@@ -99,6 +99,15 @@ def test_the_embedded_model_answers_as_well_when_it_is_brought_to_few_bits_while
     assert found >= share_right(FOLDER, every, cache) - lost
 
 
+@pytest.mark.parametrize("every", [EVERY, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_embedded_model_answers_as_well_in_awq_with_tokens_in_float8(every, tmp_path):
+    folder = write(FOLDER, tmp_path / "model", KINDS["awq"])
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
+    found = share_right(folder, every, cache, "w4a8")
+    print(f"awq and tokens in float8: {found:.4f} of every {every}th question")
+    assert found >= share_right(FOLDER, every, cache) - 0.05
+
+
 def coarse(weight, module):
     """AWQ with four of its sixteen codes."""
     parts = grouped(weight, 128)
@@ -176,6 +185,27 @@ def test_a_model_in_few_bits_is_not_brought_to_others(name, method, quantization
     with pytest.raises(ConfigError, match=rf"--quantization={quantization} .* already, .*: {method}\."):
         find_model(Config(model=str(folder), quantization=quantization))
     assert find_model(Config(model=str(folder))).quantization is not None
+
+
+NO_W4A8 = [
+    ("awq of 32", 1, "int4, 32 columns with a scale. Leave the flag out."),
+    ("gptq 4 sorted", 1, "int4, 32 columns with a scale, sorted. Leave the flag out."),
+    ("int-quantized", 1, "w8a8, all columns with a scale. Leave the flag out."),
+]
+
+
+@pytest.mark.parametrize(("name", "devices", "reason"), NO_W4A8)
+def test_tokens_are_not_said_to_be_rounded_where_none_would_be(name, devices, reason, tmp_path):
+    config = Config(model=str(quantized(tmp_path, name)), quantization="w4a8", tensor_parallel_size=devices)
+    with pytest.raises(ConfigError, match=rf"--tensor_parallel_size={devices} this model has no .*: {reason}"):
+        find_model(config)
+
+
+def test_weights_brought_to_4_bits_while_loading_have_enough_columns_for_tokens_in_float8(tmp_path):
+    folder = write_llama(tmp_path / "model", hidden_size=192, intermediate_size=192)
+    with pytest.raises(ConfigError, match=r"int4, 128 columns with a scale. --quantization=int4 takes it"):
+        find_model(Config(model=str(folder), quantization="w4a8"))
+    assert find_model(Config(model=str(folder), quantization="int4")).quantization == online("int4")
 
 
 def check(folder):
