@@ -409,15 +409,19 @@ def _check_narrow(arch: Arch, num_devices: int, own: Method | None, quantization
     weights = specs(family(arch).weights, arch)
     if "w4a8" in codings(weights, Split(arch, num_devices), quantization):
         return
-    kinds = {numbers for spec in weights if (numbers := kept(spec, own or quantization).numbers) is not None}
-    ways = sorted(
+    kinds = {numbers for spec in weights if (numbers := kept(spec, own).numbers) is not None}
+    ways = [
         f"{each.coding}, {each.group or 'all'} columns with a scale" + ", sorted" * each.has_order for each in kinds
-    )
+    ]
     raise ConfigError(
         "--quantization=w4a8 rounds tokens where a weight has whole numbers of 4 bits, and a multiple of"
         f" {W4A8_COLUMNS} columns with a scale that follow each other on a device. With --tensor_parallel_size"
-        f"={num_devices} this model has no such weight; as it is kept: {' and '.join(ways) or 'none in few bits'}. "
-        + ("--quantization=int4 takes it." if own is None else "Leave the flag out.")
+        f"={num_devices} this model has no such weight"
+        + (
+            f"; as it is kept: {' and '.join(sorted(ways))}. Leave the flag out."
+            if own
+            else ": use --quantization=int4."
+        )
     )
 
 

@@ -75,7 +75,7 @@ class Numbers(Protocol):
 
     @property
     def has_input_scale(self) -> bool:
-        """Of fp8 and w8a8: whether all tokens are divided by one number that the checkpoint has."""
+        """Of fp8, w8a8 and w4a8: whether all tokens are divided by one number that the checkpoint has."""
         ...
 
     def decode(self, arrays: Mapping[str, Array]) -> Codes:

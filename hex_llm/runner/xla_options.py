@@ -58,11 +58,16 @@ def _waits_for_host(programs: Programs, tokens: int) -> bool:
     weights = jax.tree.leaves(layers, is_leaf=lambda leaf: isinstance(leaf, Packed))
     # Tokens in 8 bits take another kernel a layer. Not so with weights of 4 bits: blocks of such products may hand sums
     # over to each other, and in a graph nobody knows what runs beside them.
-    in_8_bits = any(isinstance(each, Packed) and each.coding in TYPES and bits(each.coding) == 8 for each in weights)
+    in_8_bits = any(isinstance(each, Packed) and _in_8_bits(each) for each in weights)
     return size < SHORT_LAYER * programs.arch.num_layers and (tokens <= FEW_TOKENS or in_8_bits)
 
 
 def _in_chain(weight: Packed) -> bool:
     if weight.layout in ("hopper", "hopper8"):
         return True
-    return weight.coding in TYPES and bits(weight.coding) == 8 and weight.shape[-1] % EIGHT_BITS_COLUMNS == 0
+    return _in_8_bits(weight) and weight.shape[-1] % EIGHT_BITS_COLUMNS == 0
+
+
+def _in_8_bits(weight: Packed) -> bool:
+    """Like the tokens that it multiplies."""
+    return weight.coding in TYPES and bits(weight.coding) == 8

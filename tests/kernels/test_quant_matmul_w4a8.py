@@ -74,6 +74,15 @@ def test_scales_of_checkpoints_and_every_zero_are_kept_exactly(dtype):
     np.testing.assert_array_equal(got.zero, codes.zero)
 
 
+@pytest.mark.parametrize("zero", [np.nan, np.inf, -3.0, 1e9])
+def test_zeros_that_no_checkpoint_has_do_not_change_a_scale(zero):
+    codes = weight_of(128, (64, 256))
+    got = gpu_w4a8_layout.unpack(gpu_w4a8_layout.pack(dataclasses.replace(codes, zero=codes.zero.at[3, 1].set(zero))))
+    want = codes.scale.at[3, 1].set(np.nan) if np.isnan(zero) else codes.scale
+    np.testing.assert_array_equal(got.scale, want)
+    assert ((got.zero >= 0) & (got.zero <= LARGEST_ZERO)).all()
+
+
 def test_a_block_of_a_packed_weight_is_that_block_packed():
     codes = weight_of(128, (128, 1024))
     part = dataclasses.replace(

@@ -5,9 +5,9 @@ A tile is 64 rows by 128 columns. `data` is [out / 64, in / 128, 8, 128] int32: 
 tile in twice 16 bytes, beside those of its neighbours, and has nothing to exchange with them. A byte of a word has two
 codes, of rows that are 8 apart.
 
-`scale` is [out / 64, in / 128, 1, 64] int32: of each row of a tile a float32 number whose last bits are the zero, and
-the others the scale, as many as float16 and bfloat16 have, and more. Scales are 512 times as large here, since a code,
-taken for a float8_e4m3fn number, is a 512th of itself.
+`scale` is [out / 64, in / 128, 1, 64] int32: of each row of a tile a float32 number whose last bits are the zero, 0 to
+31, and the others the scale, as many as float16 and bfloat16 have, and more. Scales are 512 times as large here, since
+a code, taken for a float8_e4m3fn number, is a 512th of itself.
 """
 
 import jax.numpy as jnp
@@ -116,6 +116,8 @@ def _pack_scales(codes: Codes) -> Array:
         values = jnp.repeat(values, columns // groups, axis=1).reshape(-1, HOPPER_ROWS, columns)
         return values.swapaxes(1, 2)[:, :, None]
 
-    scale = lax.reduce_precision(codes.scale * SMALLER, exponent_bits=8, mantissa_bits=_MANTISSA)
-    zero = jnp.zeros_like(scale) if codes.zero is None else codes.zero
-    return of_tiles(lax.bitcast_convert_type(scale, jnp.int32) | zero.astype(jnp.int32))
+    zero = jnp.zeros_like(codes.scale) if codes.zero is None else codes.zero
+    scale = jnp.where(jnp.isnan(zero), zero, codes.scale)  # what cannot be told stays so
+    scale = lax.reduce_precision(scale * SMALLER, exponent_bits=8, mantissa_bits=_MANTISSA)
+    bits = lax.bitcast_convert_type(scale, jnp.int32) & ~LARGEST_ZERO
+    return of_tiles(bits | zero.astype(jnp.int32) & LARGEST_ZERO)

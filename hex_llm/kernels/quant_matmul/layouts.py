@@ -44,7 +44,7 @@ def _best(codes: Codes, dtype: Any) -> Any:
             return gpu_w4a8_layout
         is_one = len(codes.shape) == 2
         if is_one and codes.coding in TYPES:
-            return plain  # multiplied as it is
+            return plain  # 8 bits are multiplied as they are
         layout = gpu_layout if is_one else gpu_expert_layout
         if layout.supports(codes):
             return layout

@@ -26,8 +26,8 @@ def dequantize(weight: Codes) -> Array:
 def matmul(x: Array, weight: Codes, *, dtype: jnp.dtype | None = None) -> Array:
     """[M, in] x [out, in] -> [M, out], summed in float32 and rounded to `dtype`, or the type of `x`.
 
-    With fp8 and w8a8, `x` is in 8 bits, too: see `quantize_rows`. Of w8a8 sums are exact: of whole numbers, in int32,
-    which holds those of 131,071 columns.
+    With fp8, w8a8 and w4a8, `x` is in 8 bits, too: see `quantize_rows`. Of w8a8 sums are exact: of whole numbers, in
+    int32, which holds those of 131,071 columns.
     """
     return _float32(x, weight).astype(dtype or x.dtype)
 

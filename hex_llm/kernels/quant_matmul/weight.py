@@ -47,7 +47,7 @@ class Codes:
     scale: Array  # [..., out, groups] float32: groups of a row's columns, of one size, that follow each other
     zero: Array | None  # [..., out, groups] float32, whole numbers; None: 0
     order: Array | None  # [in] int32: the place in `x` of each column; None: the same
-    input_scale: Array | None  # [] float32, of fp8 and w8a8: by which `x` is divided; None: found for each token
+    input_scale: Array | None  # [] float32, of fp8, w8a8 and w4a8: by which `x` is divided; None: found for each token
     coding: Coding = static()
 
     @property
