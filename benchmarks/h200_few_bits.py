@@ -71,10 +71,12 @@ WAYS = {
     "int8": Way(("--quantization=int8",)),
     "fp8": Way(("--quantization=fp8",)),
     "w8a8": Way(("--quantization=w8a8",)),
+    "w4a8": Way(("--quantization=w4a8",), AWQ),
     "int4-kv8": Way(("--kv_cache_dtype=fp8",), AWQ),
     "int8-kv8": Way(("--quantization=int8", "--kv_cache_dtype=fp8")),
     "fp8-kv8": Way(("--quantization=fp8", "--kv_cache_dtype=fp8")),
     "w8a8-kv8": Way(("--quantization=w8a8", "--kv_cache_dtype=fp8")),
+    "w4a8-kv8": Way(("--quantization=w4a8", "--kv_cache_dtype=fp8"), AWQ),
     "bf16-kvint8": Way(("--kv_cache_dtype=int8",)),
     "fp8-kvint8": Way(("--quantization=fp8", "--kv_cache_dtype=int8")),
 }

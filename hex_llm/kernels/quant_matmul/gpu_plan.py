@@ -1,5 +1,6 @@
 """How a product with a weight in few bits is cut on Hopper (`gpu`)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hex_llm.kernels.chain import ROWS
@@ -92,20 +93,22 @@ def plan_for(tokens: int, out: int, size: int, *, pace: Pace = BF16, gated: bool
             + added
         )
 
-    def splits(workers: int, stack: int) -> list[int]:
-        """Only where tiles are too few for the chip: what is added to a wide result is more than what is gained."""
-        few = not gated and out // (workers * stack * HOPPER_ROWS) < num_sms()
-        return [n for n in range(1, MAX_SPLITS + 1) if columns % n == 0] if few else [1]
+    return min(plans(tokens, out, size, gated=gated), key=microseconds)
 
-    shapes = ((2, 2), (1, 2)) if gated else ((2, 2), (2, 1), (1, 2), (1, 1))
-    plans = [
-        Plan(workers=w, stack=s, splits=n, even=even)
-        for w, s in shapes
-        for n in splits(w, s)
+
+def plans(tokens: int, out: int, size: int, *, gated: bool = False) -> Iterator[Plan]:
+    """All that `plan_for` chooses from."""
+    columns = size // HOPPER_COLUMNS
+    for workers, stack in ((2, 2), (1, 2)) if gated else ((2, 2), (2, 1), (1, 2), (1, 1)):
+        if out % (workers * stack * HOPPER_ROWS):
+            continue
+        # Only where tiles are too few for the chip: what is added to a wide result is more than what is gained.
+        few = not gated and out // (workers * stack * HOPPER_ROWS) < num_sms()
+        for splits in [n for n in range(1, MAX_SPLITS + 1) if columns % n == 0] if few else [1]:
+            yield Plan(workers, stack, splits=splits)
         # Up to 16 tokens memory sets the pace, and layers may be graphs, of which nobody knows what runs side by side.
-        for even in ((False, True) if n == 1 and tokens > 16 else (False,))
-    ]
-    return min((plan for plan in plans if out % plan.rows == 0), key=microseconds)
+        if tokens > 16:
+            yield Plan(workers, stack, even=True)
 
 
 def plan_for_many(tokens: int, out: int, size: int, *, pace: Pace = BF16) -> Plan:

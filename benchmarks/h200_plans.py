@@ -1,0 +1,124 @@
+"""Every plan of a product with 4-bit weights, timed side by side on an H200: what `gpu_plan`'s figures are put down by.
+
+    python -m benchmarks.h200_plans --seconds 150 [--codings w4a8] [--tokens 64] [--shapes gate_up down]
+
+Each case is a JSON line: microseconds of each plan, the fastest first, the place among them of the one that is chosen,
+and how far from the reference the result is, in shares of its length. First, for w4a8, that distance is told with
+tokens whose mean is as large as what they differ by: sums in the tensor cores have fewer bits than float32's.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from benchmarks.h200_quant import DOWN, GATE_UP, OUT, QKV, as_taken, new_weight, new_x, pack, random_codes, timed
+from hex_llm.kernels.activation import Activation
+from hex_llm.kernels.matmul.reference import total
+from hex_llm.kernels.quant_matmul import gpu, reference
+from hex_llm.kernels.quant_matmul.gpu_plan import Plan, pace_of, plan_for, plans
+from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed
+
+SHAPES = {"gate_up": GATE_UP, "qkv": QKV, "out": OUT, "down": DOWN}
+CODINGS: tuple[Coding, ...] = ("w4a8", "int4")
+GROUP, WEIGHTS = 128, 8
+
+
+class Case(NamedTuple):
+    coding: Coding
+    name: str
+    tokens: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return SHAPES[self.name]
+
+    @property
+    def activation(self) -> Activation | None:
+        return "silu" if self.name == "gate_up" else None
+
+
+def runs(case: Case, pool: ThreadPoolExecutor) -> dict[Plan, Any]:
+    """What tells the seconds of each plan, while it is compiled."""
+    weight = jax.eval_shape(lambda: new_weight(case.coding, GROUP, case.shape, 0))
+    x = jax.eval_shape(as_taken, jax.ShapeDtypeStruct((case.tokens, case.shape[1]), jnp.bfloat16), weight)
+
+    def compiled(plan: Plan) -> Any:
+        def product(x: Any, weight: Packed) -> Array:
+            return gpu.parts(x, weight, plan=plan, activation=case.activation)
+
+        return timed(product, x, [weight] * WEIGHTS)
+
+    gated = case.activation is not None
+    return {plan: pool.submit(compiled, plan) for plan in plans(case.tokens, *case.shape, gated=gated)}
+
+
+def measure(case: Case, compiled: dict[Plan, Any]) -> dict[str, Any]:
+    weights = [new_weight(case.coding, GROUP, case.shape, seed) for seed in range(WEIGHTS)]
+    x = as_taken(new_x(case.shape, case.tokens), weights[0])
+    chosen = plan_for(case.tokens, *case.shape, pace=pace_of(weights[0]), gated=case.activation is not None)
+    took = {plan: 1e6 * run.result()(x, weights) for plan, run in compiled.items()}
+    order = sorted(took, key=lambda plan: took[plan])
+    codes = random_codes(case.coding, GROUP, case.shape, 0)
+    return case._asdict() | {
+        "us": {said(plan): round(took[plan], 1) for plan in order},
+        "chosen": order.index(chosen) + 1,
+        "lost": round(took[chosen] / took[order[0]] - 1, 3),
+        "error": round(distance(new_x(case.shape, case.tokens), weights[0], codes, case.activation), 5),
+    }
+
+
+def said(plan: Plan) -> str:
+    return f"{plan.workers}x{plan.stack}" + f" in {plan.splits}" * (plan.splits > 1) + " even" * plan.even
+
+
+def distance(x: Array, weight: Packed, codes: Codes, activation: Activation | None) -> float:
+    got = total(gpu.parts(x, weight, activation=activation))[: x.shape[0]]
+    if activation is None:
+        want = jax.jit(reference.matmul)(x, codes)
+    else:
+        want = jax.jit(reference.gated_matmul, static_argnums=2)(x, codes, activation)
+    got, want = got.astype(jnp.float32), want.astype(jnp.float32)
+    return float(jnp.linalg.norm(got - want) / jnp.linalg.norm(want))
+
+
+def shifted() -> Iterator[dict[str, Any]]:
+    """With tokens of one sign, and zeros in the middle of the codes, what cancels is as large as it can be."""
+    codes = random_codes("w4a8", GROUP, DOWN, 0)
+    assert codes.zero is not None
+    codes = dataclasses.replace(codes, zero=jnp.full_like(codes.zero, 8))
+    weight = jax.jit(pack)(codes)
+    for mean in (0.0, 1.0, 4.0):
+        x = new_x(DOWN, 64) + jnp.bfloat16(mean)
+        yield {"mean_of_tokens": mean, "error": round(distance(x, weight, codes, None), 5)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Every plan of a product with 4-bit weights on an H200.")
+    parser.add_argument("--seconds", type=float, default=300, help="no case is begun after so long")
+    parser.add_argument("--codings", nargs="+", choices=CODINGS, default=CODINGS)
+    parser.add_argument("--tokens", nargs="+", type=int, default=[16, 64, 128])
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    options = parser.parse_args()
+    end = time.monotonic() + options.seconds
+    cases = list(itertools.starmap(Case, itertools.product(options.codings, options.shapes, options.tokens)))
+    with ThreadPoolExecutor(8) as pool:  # before anything is timed: it would share the host
+        compiled = [runs(case, pool) for case in cases]
+    if "w4a8" in options.codings:
+        for row in shifted():
+            print(json.dumps(row), flush=True)
+    for case, plans_of_it in zip(cases, compiled, strict=True):
+        left_out = {"left_out": case._asdict()}
+        print(json.dumps(left_out if time.monotonic() > end else measure(case, plans_of_it)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
