@@ -11,8 +11,17 @@ from hex_llm.model_files import read_json
 from hex_llm.planning.precision import Cache, Precision, Weights, read_precision
 from hex_llm.planning.shape import Shape, read_shape
 
-# What --quantization can say, and how weights are kept then. AWQ is a checkpoint of its own, which needs no flag.
-WAYS: dict[str, Weights] = {"none": "bf16", "awq": "int4", "int4": "int4", "int8": "int8", "w8a8": "w8a8", "fp8": "fp8"}
+# What --quantization can say, and how weights are kept then. AWQ is a checkpoint of its own, which needs no flag. What
+# w4a8 gains over int4 was not measured.
+WAYS: dict[str, Weights] = {
+    "none": "bf16",
+    "awq": "int4",
+    "int4": "int4",
+    "w4a8": "int4",
+    "int8": "int8",
+    "w8a8": "w8a8",
+    "fp8": "fp8",
+}
 
 # As models/registry has them, which cannot be imported without JAX; a test compares.
 SERVED = frozenset({*(entry.architecture for entry in ENTRIES), "Llama4ForCausalLM"})
@@ -24,7 +33,7 @@ class Model:
     parameters: int
     shape: Shape
     precision: Precision
-    rounded: str | None  # the server's --quantization
+    flag: str | None  # the server's --quantization
     needs_other_files: bool  # a checkpoint that has its weights so, which the one named has not
 
 
@@ -48,8 +57,14 @@ def read_model(name: str, quantization: str | None, cache: Cache) -> Model:
         shape=shape,
         precision=Precision(weights, cache, experts_only=weights == "mxfp4"),
         needs_other_files=own == "bf16" and quantization == "awq",
-        rounded=quantization if own == "bf16" and quantization not in (None, "none", "awq") else None,
+        flag=_flag(own, quantization),
     )
+
+
+def _flag(own: Weights, quantization: str | None) -> str | None:
+    """What the server is told. Only w4a8 is more than what a checkpoint in as many bits says by itself."""
+    brought = own == "bf16" and quantization not in ("none", "awq")
+    return quantization if brought or quantization == "w4a8" else None
 
 
 def _known(name: str) -> Entry | None:

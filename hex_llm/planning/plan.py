@@ -127,8 +127,8 @@ def _flags(model: Model, demand: Demand, placement: Placement) -> dict[str, Any]
     if placement.slice.hosts > 1:
         flags["num_hosts"] = placement.slice.hosts
     flags |= {"max_model_len": demand.max_model_len, "hbm_utilization_factor": demand.factor}
-    if model.rounded is not None:
-        flags["quantization"] = model.rounded
+    if model.flag is not None:
+        flags["quantization"] = model.flag
     if model.precision.cache != "auto":
         flags["kv_cache_dtype"] = model.precision.cache
     if placement.max_decode_seqs > DEFAULT_DECODE_SEQS:

@@ -15,6 +15,7 @@ from hex_llm.source import EMBEDDED_MODEL
 from tests.planning.plans import planned
 
 NAME = "meta-llama/Llama-3.1-8B-Instruct"
+AWQ = "Qwen/Qwen2.5-7B-Instruct-AWQ"
 
 
 def test_a_plan_is_a_table_a_command_and_the_five_steps(capsys):
@@ -115,7 +116,7 @@ def test_copies_without_a_request_answer_nothing(capsys):
         ([NAME, "--accelerator=v9"], 2, "--accelerator=v9 is not one of v5e, v6e, v5p, v4, tpu7x, h100, h200."),
         ([NAME, "--machine=n1"], 2, "--machine=n1 is not one of ct5lp-hightpu-1t, "),
         ([NAME, "--machine=h200x1", "--accelerator=v5e"], 2, "--machine=h200x1 has no v5e: leave --accelerator out."),
-        ([NAME, "--quantization=int3"], 2, "--quantization=int3 is not one of none, awq, int4, int8, w8a8, fp8."),
+        ([NAME, "--quantization=int3"], 2, "--quantization=int3 is not one of none, awq, int4, w4a8, int8, w8a8, fp8."),
         ([NAME, "--max_model_len=0"], 2, "--max_model_len=0 must be at least 1."),
         ([NAME, "--max_model_len=200000"], 2, "--max_model_len=200000 is more than"),
         ([NAME, "--max_model_len=1000"], 2, "are 2000 tokens, more than --max_model_len=1000."),
@@ -124,7 +125,7 @@ def test_copies_without_a_request_answer_nothing(capsys):
         ([NAME, "--disagg_topo=3"], 2, "--disagg_topo=3 must be two whole numbers of at least 1, such as 3,1."),
         ([NAME, "--concurency=3"], 2, "There is no flag --concurency; did you mean --concurrency?"),
         ([NAME, "--accelerator=v5e", "--tensor_parallel_size=3"], 2, "No machine of v5e has work for all its devices"),
-        (["Qwen/Qwen2.5-7B-Instruct-AWQ", "--quantization=fp8"], 2, "is in int4 already; leave the flag out."),
+        ([AWQ, "--quantization=fp8"], 2, "is in int4 already; leave the flag out."),
         (["meta-llama/Llama-3.1-70B", "--machine=ct5lp-hightpu-8t"], 4, "fits on no machine of ct5lp-hightpu-8t."),
         ([str(EMBEDDED_MODEL.parent)], 3, "config.json is missing."),
     ],
@@ -138,13 +139,19 @@ def test_what_cannot_be_planned_is_refused_by_name(argv, code, message, capsys):
 
 @pytest.mark.parametrize(
     ("name", "bits", "needs_another"),
-    [(NAME, "awq", True), (NAME, "int4", False), ("Qwen/Qwen2.5-7B-Instruct-AWQ", "awq", False)],
+    [
+        (NAME, "awq", True),
+        (NAME, "int4", False),
+        (NAME, "w4a8", False),
+        (AWQ, "awq", False),
+        (AWQ, "w4a8", False),
+    ],
 )
 def test_a_plan_says_that_the_checkpoint_must_be_another(name, bits, needs_another, capsys):
     assert main(["plan", name, f"--quantization={bits}", "--accelerator=h200"]) == 0
     out = capsys.readouterr().out
     assert ("--model must be a checkpoint that has" in out) == needs_another
-    assert ("--quantization=int4" in out) == (bits == "int4")
+    assert (f"--quantization={bits}" in out) == (bits != "awq")
 
 
 def test_it_takes_less_than_a_second_and_no_jax():
