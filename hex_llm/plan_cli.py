@@ -22,8 +22,8 @@ class Options:
     quantization: Literal["none", "awq", "int4", "w4a8", "int8", "w8a8", "fp8"] | None = flag(
         "Model",
         None,
-        "Bits of the weights; as in the checkpoint unless given. awq: in a checkpoint that has them so. w4a8 is planned as"
-        " int4: what it gains was not measured.",
+        "Bits of the weights; as in the checkpoint unless given. awq: in a checkpoint that has them so. w4a8 is planned"
+        " as int4: what it gains was not measured.",
     )
     kv_cache_dtype: Literal["auto", "fp8", "int8"] = flag("Model", "auto", "Number type of the KV cache.")
     max_model_len: int | None = flag(

@@ -154,6 +154,20 @@ def test_rows_in_8_bits_are_the_reference_s(coding, width, input_scale):
     assert not got.values[3:].astype(jnp.float32).any()
 
 
+@pytest.mark.usefixtures("simulator")
+def test_as_many_rows_come_in_8_bits_as_are_wanted():
+    x = tokens_of(3, 512)
+    how = EightBits(None, "float8_e4m3fn", with_sums=True)
+    got, some = gpu_rows.quantize(x, how, rows=19), gpu_rows.quantize(x, how)
+    assert some.sums is not None
+    assert got.sums is not None
+    assert (got.shape, got.scale.shape, got.sums.shape) == ((19, 512), (19,), (4, 19))
+    assert (np.asarray(got.values)[:8] == np.asarray(some.values)).all()
+    assert (got.sums[:, :8] == some.sums).all()
+    assert not np.asarray(got.values)[8:].astype(np.float32).any()
+    assert not got.sums[:, 8:].any()
+
+
 def assert_sums_are_of_the_values(rows: Rows) -> None:
     values = np.asarray(rows.values, np.float32).reshape(len(rows.values), -1, 128)
     np.testing.assert_allclose(np.asarray(rows.sums), values.sum(axis=2).T, rtol=1e-6, atol=1e-3)

@@ -65,12 +65,12 @@ def tile_sums(row: Array) -> Array:
     return jnp.sum(row.astype(jnp.float16).astype(jnp.float32), axis=1)
 
 
-@jax.jit
-def quantize(x: Array, how: EightBits) -> Rows:
-    """As `reference.quantize_rows`, but the rows are `padded`, those past M of zeros."""
+@functools.partial(jax.jit, static_argnames="rows")
+def quantize(x: Array, how: EightBits, rows: int | None = None) -> Rows:
+    """As `reference.quantize_rows`, but so many rows, or `padded`: those past M are of zeros."""
     tokens, width = x.shape
     count = next(n for n in range(1, width) if width % (n * THREADS) == 0 and width // n <= MAX_PIECE)
-    rows = padded(tokens, how.dtype)
+    rows = rows or padded(tokens, how.dtype)
     piece = held(width // count, how, VECTORS)
 
     def body(x_ref, given_ref, values_ref, scale_ref, sums_ref):

@@ -19,7 +19,7 @@ class Known:
 
 def narrow(x: Tokens, weight: Packed, count: int) -> tuple[Array, Known]:
     """Tokens [M, in] as [count, in] float8_e4m3fn, filled up with zeros."""
-    rows = x if isinstance(x, Rows) else gpu_rows.quantize(x, taken_by(weight))
+    rows = x if isinstance(x, Rows) else gpu_rows.quantize(x, taken_by(weight), rows=count)
     sums = rows.sums
     if sums is None:
         sums = jnp.sum(rows.values.astype(jnp.float32).reshape(rows.shape[0], -1, HOPPER_COLUMNS), axis=2).T
