@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+# Options for what is part of a chain of kernels, as `runner.xla_options` has them.
+CHAIN = {"xla_gpu_enable_command_buffer": ""}
 _PLUG_SIZE = 8192
 
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from benchmarks.h200_clock import seconds
+from benchmarks.h200_clock import CHAIN, seconds
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.grouped_matmul import gpu
 from hex_llm.kernels.quant_matmul import gpu_expert_layout
@@ -25,7 +25,6 @@ from hex_llm.kernels.quant_matmul.reference import dequantize
 from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed
 
 TOKENS = (1, 16, 64, 128, 2048)
-CHAIN = {"xla_gpu_enable_command_buffer": ""}  # as `runner.xla_options` has it
 
 
 class Case(NamedTuple):

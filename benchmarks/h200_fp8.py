@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from benchmarks.h200_clock import seconds
+from benchmarks.h200_clock import CHAIN, seconds
 from hex_llm.kernels.activation import gated
 from hex_llm.kernels.chain import MAX_TOKENS
 from hex_llm.kernels.matmul import add_norm_gpu
@@ -35,8 +35,6 @@ MANY = (128, 256, 512, 2048, 8192)
 W8A8 = (16, 64, 128, 2048)
 BF16 = jnp.dtype(jnp.bfloat16)
 EPS = Rms(1e-5)
-# As `runner.xla_options` has them.
-CHAIN = {"xla_gpu_enable_command_buffer": ""}
 
 type Product = Callable[[Array, Any], Array]
 

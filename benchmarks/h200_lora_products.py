@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from benchmarks.h200_clock import seconds
-from benchmarks.h200_fp8 import CHAIN
+from benchmarks.h200_clock import CHAIN, seconds
 from hex_llm.kernels.activation import Activation, gated
 from hex_llm.kernels.lora_matmul import gpu, reference
 from hex_llm.kernels.lora_matmul.weight import Adapted, Pairs

@@ -1,6 +1,6 @@
 """Every plan of a product with 4-bit weights, timed side by side on an H200: what `gpu_plan`'s figures are put down by.
 
-    python -m benchmarks.h200_plans --seconds 150 [--codings w4a8] [--tokens 64] [--shapes gate_up down]
+    python -m benchmarks.h200_plans --seconds 150 [--codings w4a8] [--tokens 64 8192] [--shapes gate_up down]
 
 Each case is a JSON line: microseconds of each plan, the fastest first, the place among them of the one that is chosen,
 and how far from the reference the result is, in shares of its length. First, for w4a8, that distance is told with
@@ -20,16 +20,29 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from benchmarks.h200_quant import DOWN, GATE_UP, OUT, QKV, as_taken, new_weight, new_x, pack, random_codes, timed
+from benchmarks.h200_quant import (
+    DOWN,
+    GATE_UP,
+    OUT,
+    QKV,
+    as_taken,
+    new_weight,
+    new_x,
+    num_weights,
+    pack,
+    random_codes,
+    timed,
+)
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.matmul.reference import total
 from hex_llm.kernels.quant_matmul import gpu, reference
-from hex_llm.kernels.quant_matmul.gpu_plan import Plan, pace_of, plan_for, plans
+from hex_llm.kernels.quant_matmul.gpu_plan import BF16, FP8, Pace, Plan, plan_for, plan_for_many, plans, plans_for_many
 from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed
 
 SHAPES = {"gate_up": GATE_UP, "qkv": QKV, "out": OUT, "down": DOWN}
 CODINGS: tuple[Coding, ...] = ("w4a8", "int4")
-GROUP, WEIGHTS = 128, 8
+GROUP = 128
+WIDEST = 3  # of the plans that cut tokens, those with the largest pieces of so many sizes
 
 
 class Case(NamedTuple):
@@ -42,8 +55,34 @@ class Case(NamedTuple):
         return SHAPES[self.name]
 
     @property
+    def is_few(self) -> bool:
+        return self.tokens <= gpu.MAX_TOKENS
+
+    @property
     def activation(self) -> Activation | None:
-        return "silu" if self.name == "gate_up" else None
+        return "silu" if self.name == "gate_up" and self.is_few else None
+
+    def product(self, x: Any, weight: Packed, plan: Plan | None = None) -> Array:
+        if self.is_few:
+            return gpu.parts(x, weight, plan=plan, activation=self.activation)
+        return gpu.matmul(x, weight, plan=plan)
+
+    def plans(self) -> list[Plan]:
+        if self.is_few:
+            return list(plans(self.tokens, *self.shape, gated=self.activation is not None))
+        found = list(plans_for_many(self.tokens, self.shape[0], pace=self.pace))
+        sizes = {stack: sorted({each.tokens or 0 for each in found if each.stack == stack}) for stack in (1, 2)}
+        widest = [each for each in found if each.tokens in sizes[each.stack][-WIDEST:]]
+        return list(dict.fromkeys([self.chosen(), *widest]))
+
+    def chosen(self) -> Plan:
+        if self.is_few:
+            return plan_for(self.tokens, *self.shape, pace=self.pace, gated=self.activation is not None)
+        return plan_for_many(self.tokens, *self.shape, pace=self.pace)
+
+    @property
+    def pace(self) -> Pace:
+        return FP8 if self.coding == "w4a8" else BF16
 
 
 def runs(case: Case, pool: ThreadPoolExecutor) -> dict[Plan, Any]:
@@ -52,19 +91,14 @@ def runs(case: Case, pool: ThreadPoolExecutor) -> dict[Plan, Any]:
     x = jax.eval_shape(as_taken, jax.ShapeDtypeStruct((case.tokens, case.shape[1]), jnp.bfloat16), weight)
 
     def compiled(plan: Plan) -> Any:
-        def product(x: Any, weight: Packed) -> Array:
-            return gpu.parts(x, weight, plan=plan, activation=case.activation)
+        return timed(lambda x, weight: case.product(x, weight, plan), x, [weight] * num_weights(case.tokens))
 
-        return timed(product, x, [weight] * WEIGHTS)
-
-    gated = case.activation is not None
-    return {plan: pool.submit(compiled, plan) for plan in plans(case.tokens, *case.shape, gated=gated)}
+    return {plan: pool.submit(compiled, plan) for plan in case.plans()}
 
 
 def measure(case: Case, compiled: dict[Plan, Any]) -> dict[str, Any]:
-    weights = [new_weight(case.coding, GROUP, case.shape, seed) for seed in range(WEIGHTS)]
-    x = as_taken(new_x(case.shape, case.tokens), weights[0])
-    chosen = plan_for(case.tokens, *case.shape, pace=pace_of(weights[0]), gated=case.activation is not None)
+    weights = [new_weight(case.coding, GROUP, case.shape, seed) for seed in range(num_weights(case.tokens))]
+    x, chosen = as_taken(new_x(case.shape, case.tokens), weights[0]), case.chosen()
     took = {plan: 1e6 * run.result()(x, weights) for plan, run in compiled.items()}
     order = sorted(took, key=lambda plan: took[plan])
     codes = random_codes(case.coding, GROUP, case.shape, 0)
@@ -72,16 +106,18 @@ def measure(case: Case, compiled: dict[Plan, Any]) -> dict[str, Any]:
         "us": {said(plan): round(took[plan], 1) for plan in order},
         "chosen": order.index(chosen) + 1,
         "lost": round(took[chosen] / took[order[0]] - 1, 3),
-        "error": round(distance(new_x(case.shape, case.tokens), weights[0], codes, case.activation), 5),
+        "error": round(distance(case, new_x(case.shape, case.tokens), weights[0], codes), 5),
     }
 
 
 def said(plan: Plan) -> str:
-    return f"{plan.workers}x{plan.stack}" + f" in {plan.splits}" * (plan.splits > 1) + " even" * plan.even
+    pieces = f" of {plan.tokens}" if plan.tokens else f" in {plan.splits}" * (plan.splits > 1)
+    return f"{plan.workers}x{plan.stack}{pieces}" + " even" * plan.even
 
 
-def distance(x: Array, weight: Packed, codes: Codes, activation: Activation | None) -> float:
-    got = total(gpu.parts(x, weight, activation=activation))[: x.shape[0]]
+def distance(case: Case, x: Array, weight: Packed, codes: Codes) -> float:
+    got = case.product(x, weight)
+    got, activation = (total(got) if case.is_few else got)[: x.shape[0]], case.activation
     if activation is None:
         want = jax.jit(reference.matmul)(x, codes)
     else:
@@ -95,10 +131,10 @@ def shifted() -> Iterator[dict[str, Any]]:
     codes = random_codes("w4a8", GROUP, DOWN, 0)
     assert codes.zero is not None
     codes = dataclasses.replace(codes, zero=jnp.full_like(codes.zero, 8))
-    weight = jax.jit(pack)(codes)
+    weight, case = jax.jit(pack)(codes), Case("w4a8", "down", 64)
     for mean in (0.0, 1.0, 4.0):
-        x = new_x(DOWN, 64) + jnp.bfloat16(mean)
-        yield {"mean_of_tokens": mean, "error": round(distance(x, weight, codes, None), 5)}
+        x = new_x(DOWN, case.tokens) + jnp.bfloat16(mean)
+        yield {"mean_of_tokens": mean, "error": round(distance(case, x, weight, codes), 5)}
 
 
 def main() -> None:

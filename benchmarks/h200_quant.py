@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from benchmarks.h200_clock import seconds
+from benchmarks.h200_clock import CHAIN, seconds
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.quant_matmul import gpu, gpu_layout, gpu_rows, gpu_w4a8_layout, reference
 from hex_llm.kernels.quant_matmul.rows import Tokens, taken_by
@@ -75,7 +75,9 @@ def random_codes(coding: Coding, group: int | None, shape: tuple[int, int], seed
     return Codes(
         jax.random.randint(codes, shape, low, high, jnp.int8 if coding == "int8" else jnp.uint8),
         # By this and not by a cast there and back, which XLA leaves out.
-        values if group is None else lax.reduce_precision(values, exponent_bits=8, mantissa_bits=7),
+        values
+        if group is None and coding != "w4a8"
+        else lax.reduce_precision(values, exponent_bits=8, mantissa_bits=7),
         jax.random.randint(zero, groups, low, high).astype(jnp.float32) if has_zeros else None,
         order=None,
         input_scale=None,
@@ -105,7 +107,8 @@ def prove(coding: Coding, group: int | None) -> bool:
 
 def timed(call: Callable[[Any, Any], Any], x: Any, weights: list[Any]) -> Callable[[Any, list[Any]], float]:
     """Compiles a call for each of these weights, which may be shapes: what comes back tells the seconds of one."""
-    run = jax.jit(lambda x, weights: [call(x, weight) for weight in weights]).lower(x, weights).compile()
+    options = CHAIN if x.shape[0] <= gpu.MAX_TOKENS else {}
+    run = jax.jit(lambda x, weights: [call(x, weight) for weight in weights]).lower(x, weights).compile(options)
     repeats = 20 if x.shape[0] <= MANY else 5
     return lambda x, weights: seconds(run, x, weights, repeats=repeats) / len(weights)
 

@@ -17,9 +17,7 @@ from hex_llm.parallel.manual import is_split
 
 MAX_TOKENS = 128  # with more, cuBLAS's products are the faster
 ROWS = 8  # a product takes and gives a multiple of so many rows
-# In 8 bits such a multiple, if there are more: of whole numbers the tensor cores have no other, and of more than 64 in
-# FP8 weights of 4 bits take each half by itself.
-ROWS_8_BITS, WITHOUT = 16, {jnp.dtype(jnp.int8): 32, jnp.dtype(jnp.float8_e4m3fn): 64}
+INT8_ROWS = 16  # and one of whole numbers such a multiple, if there are more than 32: the tensor cores have no other
 
 
 def chained(tokens: int) -> bool:
@@ -30,7 +28,7 @@ def chained(tokens: int) -> bool:
 
 def padded(tokens: int, dtype: Any = jnp.bfloat16) -> int:
     """The rows that a product of so many tokens of a type takes and gives."""
-    unit = ROWS_8_BITS if tokens > WITHOUT.get(jnp.dtype(dtype), MAX_TOKENS) else ROWS
+    unit = INT8_ROWS if dtype == jnp.int8 and tokens > 32 else ROWS
     return -(-tokens // unit) * unit
 
 

@@ -11,7 +11,7 @@ from hex_llm.model_files import read_json
 from hex_llm.planning.precision import Cache, Precision, Weights, read_precision
 from hex_llm.planning.shape import Shape, read_shape
 
-# What --quantization can say, and how weights are kept then. AWQ is a checkpoint of its own, which needs no flag. What
+# What --quantization can say, and how weights are kept then. AWQ is a checkpoint of its own, which needs no flag; what
 # w4a8 gains over int4 was not measured.
 WAYS: dict[str, Weights] = {
     "none": "bf16",

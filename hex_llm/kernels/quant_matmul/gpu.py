@@ -15,7 +15,6 @@ who has the first part of one hands its sums to who has the next.
 """
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +24,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels import gpu_gate
 from hex_llm.kernels.activation import Activation
-from hex_llm.kernels.chain import MAX_TOKENS
+from hex_llm.kernels.chain import MAX_TOKENS, padded
 from hex_llm.kernels.hopper import num_sms
 from hex_llm.kernels.matmul.reference import total
 from hex_llm.kernels.quant_matmul import gpu_decode, gpu_handover
@@ -61,12 +60,12 @@ def parts(
     activation: Activation | None = None,
 ) -> Array:
     """As `kernels.matmul.gpu.parts`: [splits, padded(M), out], to be added; with an activation [1, padded(M), F]."""
-    tokens, pace = x.shape[0], pace_of(weight)
+    tokens = x.shape[0]
     if plan is None:
         # Of the weight's own sizes: where it has an order, `x` may have more columns.
-        plan = plan_for(tokens, *weight.shape, pace=pace, gated=activation is not None)
+        plan = plan_for(tokens, *weight.shape, pace=pace_of(weight), gated=activation is not None)
     dtype = jnp.dtype(jnp.float32 if plan.splits > 1 else dtype or x.dtype)
-    return _call(*_lying(x, weight, pace.padded(tokens)), weight, dtype, plan, activation)
+    return _call(*_lying(x, weight, padded(tokens)), weight, dtype, plan, activation)
 
 
 def matmul(x: Tokens, weight: Packed, *, dtype: jnp.dtype | None = None, plan: Plan | None = None) -> Array:
@@ -80,7 +79,7 @@ def matmul(x: Tokens, weight: Packed, *, dtype: jnp.dtype | None = None, plan: P
 @functools.partial(jax.jit, static_argnames=("dtype", "plan"))
 def _many(x: Tokens, weight: Packed, dtype: jnp.dtype, plan: Plan) -> Array:
     tokens = x.shape[0]
-    width = plan.tokens or pace_of(weight).padded(tokens)
+    width = plan.tokens or padded(tokens)
     return _call(*_lying(x, weight, -(-tokens // width) * width), weight, dtype, plan, None)[0, :tokens]
 
 
@@ -113,9 +112,7 @@ def _call(
     tall = workers * stack // pieces_of_weight
     across, down = batch // (plan.tokens or batch), row_tiles // (workers * stack)
     tokens = batch // across
-    parts = pace.parts(tokens)
-    width = tokens // parts
-    inner = Wide(coding, grouping, tokens, plan.depth) if known is None else Narrow(parts, width)
+    inner = Wide(coding, grouping, tokens, plan.depth) if known is None else Narrow(tokens)
     cuts = HOPPER_COLUMNS // plan.depth  # of a tile
     assert x.shape[1] == weight.shape[1], f"{x.shape[1]} columns of x for {weight.shape[1]} of the weight"
     assert activation is None or (stack == 2 and plan.splits == 1), f"{plan} gates parts of sums, or without an up"
@@ -225,12 +222,10 @@ def _call(
             share = Share(worker, workers, stack)
 
             def write(results, split, token, rows):
-                places = itertools.product(rows, range(parts))
-                for (own_rows, part), result in zip(places, results, strict=True):
+                for own_rows, result in zip(rows, results, strict=True):
                     # Turned round, each thread has two neighbours of one token, and a warp writes whole sectors.
                     turned = plgpu.layout_cast(result.astype(dtype), plgpu.Layout.WGMMA_TRANSPOSED)
-                    at = pl.ds(token + part * width, width)
-                    o_ref.at[split, at, own_rows].transpose((1, 0))[...] = turned
+                    o_ref.at[split, pl.ds(token, tokens), own_rows].transpose((1, 0))[...] = turned
 
             def finish(piece, totals):
                 first, token, split = place(piece)
@@ -239,14 +234,9 @@ def _call(
                     totals = [_scaled(each, scale_ref.at[rows[i]]) for i, each in enumerate(totals)]
                 if known_ref is not None:
                     plgpu.griddepcontrol_wait()
-                    totals = [
-                        _of_tokens(each, known_ref.scale.at[pl.ds(token + i % parts * width, width)])
-                        for i, each in enumerate(totals)
-                    ]
+                    totals = [_of_tokens(each, known_ref.scale.at[pl.ds(token, tokens)]) for each in totals]
                 if activation is not None:
-                    gates, ups = totals[:parts], totals[parts:]
-                    totals = [gpu_gate.gated(activation, *both) for both in zip(gates, ups, strict=True)]
-                    rows = rows[:1]
+                    totals, rows = [gpu_gate.gated(activation, *totals)], rows[:1]
                 write(totals, split, token, rows)
 
             def accumulate(tiles, slot):
@@ -286,7 +276,7 @@ def _call(
         kernel_name=f"matmul_{coding}_{weight.shape[0]}x{weight.shape[1]}",
         out_type=[
             jax.ShapeDtypeStruct((plan.splits, batch, row_tiles // pieces_of_weight * HOPPER_ROWS), dtype),
-            jax.ShapeDtypeStruct((blocks, workers, stack * parts, HOPPER_ROWS, width), jnp.float32) if line else None,
+            jax.ShapeDtypeStruct((blocks, workers, stack, HOPPER_ROWS, tokens), jnp.float32) if line else None,
         ],
         grid=(blocks,),
         grid_names=("block",),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hex_llm.kernels.chain import ROWS
+from hex_llm.kernels.chain import padded
 from hex_llm.kernels.hopper import MOST_BARRIERS, SHARED_BYTES, num_sms
 from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, grouping_of
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, HOPPER_ROWS, Packed, bits
@@ -42,20 +42,10 @@ class Pace:
     alone: tuple[float, float]  # times as long where one multiplies one tile, or two
     tile_of_many: float  # the same where tokens are cut
     token_of_many: float
-    product: int  # tokens that are multiplied at once
-    most_tokens: int  # of a piece of work, where tokens are cut
+    most_tokens: tuple[int, ...]  # of a piece of work, where tokens are cut: with one tile for each who multiplies, ...
     deep_tokens: int  # and up to which a slot has a whole tile
     token_bytes: int  # that a column of a token has in a slot
     has_sums: bool  # of tokens, in each slot
-
-    def padded(self, tokens: int) -> int:
-        """The rows that a product of so many tokens takes and gives: as many in each of its parts."""
-        unit = ROWS * self.parts(tokens)
-        return -(-tokens // unit) * unit
-
-    def parts(self, tokens: int) -> int:
-        """Into which they are cut to be multiplied."""
-        return -(-tokens // self.product)
 
     def sums_kept(self, tokens: int) -> int:
         """Places in a slot for a sum of each of so many tokens: copies begin at multiples of 128 bytes."""
@@ -65,12 +55,12 @@ class Pace:
 # By what was measured with int4.
 BF16 = Pace(
     memory=0, tile=0.12, token=0.0016, alone=(1.3, 1.1), tile_of_many=0.1, token_of_many=0.0024,
-    product=256, most_tokens=256, deep_tokens=128, token_bytes=2, has_sums=False,
+    most_tokens=(256,), deep_tokens=128, token_bytes=2, has_sums=False,
 )  # fmt: skip
-# Of w4a8, by arithmetic: nothing of it was measured yet. With four products of 64 tokens, registers run out.
+# Of w4a8, by arithmetic: nothing of it was measured yet.
 FP8 = Pace(
     memory=0.135, tile=0.03, token=0.0011, alone=(1.3, 1.3), tile_of_many=0.03, token_of_many=0.0011,
-    product=64, most_tokens=192, deep_tokens=192, token_bytes=1, has_sums=True,
+    most_tokens=(192, 96), deep_tokens=192, token_bytes=1, has_sums=True,
 )  # fmt: skip
 
 
@@ -84,12 +74,12 @@ def plan_for(tokens: int, out: int, size: int, *, pace: Pace = BF16, gated: bool
             each *= pace.alone[plan.stack - 1]
         each *= columns // plan.splits * (plan.rows // HOPPER_ROWS)
         # Parts are written, and read again.
-        added = plan.splits * pace.padded(tokens) * out * 8 / 3e6 if plan.splits > 1 else 0
+        added = plan.splits * padded(tokens) * out * 8 / 3e6 if plan.splits > 1 else 0
         pieces = out // plan.rows * plan.splits
         return (
             _rounds(pieces, plan) * each
             + 0.7 * -(-pieces // num_sms())
-            + _handed_over(pieces, pace.padded(tokens), plan)
+            + _handed_over(pieces, padded(tokens), plan)
             + added
         )
 
@@ -113,23 +103,29 @@ def plans(tokens: int, out: int, size: int, *, gated: bool = False) -> Iterator[
 
 def plan_for_many(tokens: int, out: int, size: int, *, pace: Pace = BF16) -> Plan:
     """The plan for more tokens than `supports` accepts."""
-    workers = 2 if out % (2 * HOPPER_ROWS) == 0 else 1
-    tiles = out // (workers * HOPPER_ROWS)
 
-    def microseconds(plan: Plan, pieces: int) -> float:
+    def microseconds(plan: Plan) -> float:
         assert plan.tokens is not None
         each = max(pace.memory, pace.tile_of_many + pace.token_of_many * plan.tokens)
-        work = _rounds(tiles * pieces, plan) * workers * size // HOPPER_COLUMNS * each
-        return work + _handed_over(tiles * pieces, plan.tokens, plan)
+        pieces = out // plan.rows * -(-tokens // plan.tokens)
+        work = _rounds(pieces, plan) * (plan.rows // HOPPER_ROWS) * size // HOPPER_COLUMNS * each
+        return work + _handed_over(pieces, plan.tokens, plan)
 
-    def candidates(pieces: int) -> list[tuple[float, Plan]]:
-        width = pace.padded(-(-tokens // pieces))
-        depth = HOPPER_COLUMNS if width <= pace.deep_tokens else CHUNK
-        plans = [Plan(workers=workers, stack=1, tokens=width, depth=depth, even=even) for even in (False, True)]
-        return [(microseconds(plan, pieces), plan) for plan in plans]
+    return min(plans_for_many(tokens, out, pace=pace), key=microseconds)
 
-    counts = range(-(-tokens // pace.most_tokens), -(-tokens // FEWEST_TOKENS) + 1)
-    return min((each for pieces in counts for each in candidates(pieces)), key=lambda each: each[0])[1]
+
+def plans_for_many(tokens: int, out: int, *, pace: Pace = BF16) -> Iterator[Plan]:
+    """All that `plan_for_many` chooses from."""
+    workers = 2 if out % (2 * HOPPER_ROWS) == 0 else 1
+    for stack, most in enumerate(pace.most_tokens, 1):
+        # Who works alone has too few registers for two.
+        if stack > 1 and out % (2 * stack * HOPPER_ROWS):
+            continue
+        for pieces in range(-(-tokens // most), -(-tokens // FEWEST_TOKENS) + 1):
+            width = padded(-(-tokens // pieces))
+            depth = HOPPER_COLUMNS if width <= pace.deep_tokens else CHUNK
+            for even in (False, True):
+                yield Plan(workers=workers, stack=stack, tokens=width, depth=depth, even=even)
 
 
 def _rounds(pieces: int, plan: Plan) -> float:
@@ -150,7 +146,7 @@ def ring_slots(tokens: int, weight: Packed, plan: Plan) -> int:
     """Slots of the ring of a block: as many as fit, if the plan does not say."""
     grouping, pace = grouping_of(weight), pace_of(weight)
     words = 0 if grouping is None else grouping.words
-    width = plan.tokens or pace.padded(tokens)
+    width = plan.tokens or padded(tokens)
     weights = plan.rows * (plan.depth * bits(weight.coding) // 8 + 4 * words)
     slot = weights + width * plan.depth * pace.token_bytes + 4 * pace.sums_kept(width)
     return plan.slots or min(SHARED_BYTES // slot, MOST_BARRIERS)

@@ -1,8 +1,8 @@
 """What a warpgroup on Hopper does with slots of 4-bit codes and tokens in 8 bits: it multiplies by the codes as they
 are, and its float32 sums of a tile, which is one group, by their scales.
 
-A product begins with what the zeros take away, which is as much of the sum of a token's numbers. While it runs, the one
-before is multiplied by its scales and added.
+While products run, what the zeros take away is added: as much of the sum of a token's numbers. In the tensor cores,
+whose sums have fewer bits than float32, it would cost more of them, and time before a product.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from hex_llm.kernels.quant_matmul.gpu_ring import Ring, Share
 from hex_llm.kernels.quant_matmul.gpu_w4a8_layout import SMALLER, scale_and_zero
 from hex_llm.kernels.quant_matmul.weight import HOPPER_ROWS
 
-UNDER_WAY = 2
+FEW_TOKENS = 80  # up to which there are registers for the sums of two products, beside the totals of two tiles
 ROWS, TOKENS = plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA.reduce(0)
 
 
@@ -27,62 +27,48 @@ ROWS, TOKENS = plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA.reduce(0)
 class Narrow:
     """With tokens in float8_e4m3fn."""
 
-    parts: int  # into which the tokens of a sum are cut
-    width: int  # of each
+    tokens: int
 
     def accumulate(self, ring: Ring, share: Share, tiles: Array | int, slot: Array) -> tuple[list[Array], Array]:
-        """The sums [64, width] of each tile of a share and each part of the tokens, through so many tiles from the slot
-        on, and the next slot."""
-        products = list(itertools.product(range(share.stack), range(self.parts)))
-        shape = (HOPPER_ROWS, self.width)
-        # As many sums are under way as there are registers for, beside all totals.
-        count = UNDER_WAY if len(products) == UNDER_WAY else 1
+        """The sums [64, tokens] of each tile of a share, through so many tiles from the slot on, and the next slot."""
+        shape = (HOPPER_ROWS, self.tokens)
+        together = share.stack if self.tokens <= FEW_TOKENS else 1  # products that run at a time
 
         def along(rows: Array) -> Array:
             return lax.broadcast_in_dim(rows, shape, [0])
 
         def run(*sums: Any) -> Any:
+            zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
+
             def tile(_: Array, carry: tuple[Array, tuple[Array, ...]]) -> tuple[Array, tuple[Array, ...]]:
                 slot, totals = carry[0], list(carry[1])
                 plgpu.barrier_wait(ring.full.at[slot])
-                loaded: dict[int, _Tile] = {}
-                if len(products) <= UNDER_WAY:
+                for products in itertools.batched(range(share.stack), together):
                     # All at once: there is one wait for shared memory then.
-                    loaded = {i: _load(ring, slot, share.tile(i)) for i in range(share.stack)}
-
-                def start(product: int) -> None:
-                    i, part = products[product]
-                    if i not in loaded:
-                        loaded[i] = _load(ring, slot, share.tile(i))
-                    at = pl.ds(part * self.width, self.width)
-                    of_tokens = lax.broadcast_in_dim(sums_of_tokens(ring, slot, at), shape, [1])
-                    sum_ref = sums[product % count]
-                    sum_ref[...] = along(loaded[i].zero * (-1 / SMALLER)) * of_tokens
-                    plgpu.wgmma(sum_ref, loaded[i].numbers, ring.x.at[slot, at].transpose((1, 0)))
-
-                def finish(product: int, *, started: int) -> None:
-                    found = plgpu.wgmma_accumulator_load(sums[product % count], wait_n=started - product - 1)
-                    # Without the barrier, the compiler may read it before the wait.
-                    totals[product] += lax.optimization_barrier(found) * along(loaded[products[product][0]].scale)
-
-                for product in range(len(products)):
-                    if product >= count:
-                        finish(product - count, started=product)
-                    start(product)
-                for product in range(len(products) - count, len(products)):
-                    finish(product, started=len(products))
+                    tiles = {i: _load(ring, slot, share.tile(i)) for i in products}
+                    # Before the first of them runs: all zeros are one register to ptxas, which would wait for that one.
+                    for each in sums:
+                        each[...] = zeros
+                    for i, each in zip(products, sums, strict=True):
+                        plgpu.wgmma(each, tiles[i].numbers, ring.x.at[slot].transpose((1, 0)))
+                    of_tokens = lax.broadcast_in_dim(sums_of_tokens(ring, slot, self.tokens), shape, [1])
+                    for i in products:
+                        totals[i] -= along(tiles[i].zero * tiles[i].scale * (1 / SMALLER)) * of_tokens
+                    for i, each in zip(products, sums, strict=True):
+                        found = plgpu.wgmma_accumulator_load(each, wait_n=products[-1] - i)
+                        # Without the barrier, the compiler may read it before the wait.
+                        totals[i] += lax.optimization_barrier(found) * along(tiles[i].scale)
                 plgpu.barrier_arrive(ring.empty.at[slot])
                 return ring.after(slot), tuple(totals)
 
-            zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
-            end, totals = lax.fori_loop(0, tiles, tile, (slot, (zeros,) * len(products)))
+            end, totals = lax.fori_loop(0, tiles, tile, (slot, (zeros,) * share.stack))
             return list(totals), end
 
-        return pl.run_scoped(run, *[plgpu.WGMMAAccumulatorRef(shape, jnp.float32)] * count)
+        return pl.run_scoped(run, *[plgpu.WGMMAAccumulatorRef(shape, jnp.float32)] * together)
 
 
-def sums_of_tokens(ring: Ring, slot: Array, at: Any) -> Array:
-    return plgpu.load(ring.sums.at[slot, at], layout=TOKENS, optimized=False)
+def sums_of_tokens(ring: Ring, slot: Array, count: int) -> Array:
+    return plgpu.load(ring.sums.at[slot, pl.ds(0, count)], layout=TOKENS, optimized=False)
 
 
 class _Tile(NamedTuple):
