@@ -10,8 +10,13 @@ import pytest
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels import chain
+from hex_llm.kernels import chain, hopper
+from hex_llm.kernels.matmul.add_norm_gpu import add_norm
+from hex_llm.kernels.matmul.reference import total
+from hex_llm.kernels.paged_attention.gpu_decode import DecodePlan
+from hex_llm.kernels.paged_attention.gpu_decode_merge_rows import merge_rows
 from hex_llm.kernels.quant_matmul import (
+    api,
     gpu,
     gpu_plan,
     gpu_rows,
@@ -24,11 +29,16 @@ from hex_llm.kernels.quant_matmul import (
 )
 from hex_llm.kernels.quant_matmul.gpu_plan import Plan
 from hex_llm.kernels.quant_matmul.gpu_w4a8_layout import LARGEST_ZERO, SMALLER
-from hex_llm.kernels.quant_matmul.rows import Rows, taken_by
+from hex_llm.kernels.quant_matmul.rows import EightBits, Rows, taken_by
 from hex_llm.kernels.quant_matmul.weight import Codes, Packed
+from hex_llm.kernels.rms import Rms
+from hex_llm.layers.linear import linear, linear_parts
+from hex_llm.layers.mlp import gated_hidden
+from hex_llm.layers.norm import Stream, add_rms_norm
 from tests.kernels.numbers import normal
 from tests.kernels.simulator import simulation
 from tests.kernels.test_gpu_lowering import array, lowered
+from tests.kernels.test_merge_rows import sizes_for
 from tests.kernels.test_quant_matmul_gpu import SHAPES
 
 F32 = jnp.dtype(jnp.float32)
@@ -271,6 +281,45 @@ def test_nothing_but_the_weight_is_read_before_the_kernel_in_front_has_ended(sim
         assert not (values.astype(np.float32) == fresh * 128).any()  # what a token's numbers of a tile add up to
 
 
+@pytest.fixture
+def on_gpu(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(hopper, "SMS", 3)
+
+
+@pytest.mark.usefixtures("on_gpu", "simulator")
+@pytest.mark.parametrize(("tokens", "padded"), [(3, 8), (70, 72)])
+@pytest.mark.parametrize("input_scale", [None, 0.02])
+def test_a_norm_for_a_weight_of_4_bits_comes_in_8_with_sums_and_is_multiplied_so(tokens, padded, input_scale):
+    codes = weight_of(128, (256, 512))
+    codes = dataclasses.replace(codes, input_scale=None if input_scale is None else jnp.float32(input_scale))
+    weight, norm = layouts.pack(codes), jnp.linspace(0.5, 2, 512, dtype=jnp.bfloat16)
+    assert weight.layout == "hopper8"
+    stream = Stream(normal(1, tokens, 512), normal(9, 2, padded, 512, dtype=jnp.float32))
+    _, rows = add_rms_norm(stream, norm, Rms(1e-5), behind=weight)
+    _, normed = add_rms_norm(stream, norm, Rms(1e-5))
+    assert isinstance(rows, Rows)
+    assert rows.sums is not None
+    assert rows.shape == (padded, 512)
+    for got, want in (
+        (total(linear_parts(rows, weight)).astype(jnp.bfloat16), reference.matmul(normed, codes)),
+        (gated_hidden(rows, weight, activation="silu"), reference.gated_matmul(normed, codes, "silu")),
+        # What no kernel of a chain does is multiplied, too.
+        (gated_hidden(rows, weight, activation="clamped_silu"), reference.gated_matmul(normed, codes, "clamped_silu")),
+        (linear(normed, weight), reference.matmul(normed, codes)),
+    ):
+        got, want = (np.asarray(each[:tokens], np.float32) for each in (got, want))
+        np.testing.assert_allclose(got, want, atol=2**-6 * np.abs(want).max())
+
+
+@pytest.mark.usefixtures("on_gpu", "simulator")
+def test_more_tokens_than_a_chain_has_are_multiplied_by_the_kernel_too():
+    codes = weight_of(128, (64, 128))
+    x, weight = normal(3, 130, 128), layouts.pack(codes)
+    assert not api.takes(x, weight)
+    assert_close(api.matmul(x, weight, dtype=F32), reference.matmul(x, codes, dtype=F32))
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_plan_covers_its_shape_and_fits_a_block(name):
     out, size = SHAPES[name]
@@ -310,6 +359,30 @@ def test_the_product_is_lowered_however_it_is_cut(tokens, plan, activation):
     x = array(tokens, 1024, dtype=jnp.bfloat16)
     text = lowered(lambda x, weight: gpu.parts(x, weight, plan=plan, activation=activation), x, weight)
     assert text.count("@mosaic_gpu_v2") == 2  # tokens to 8 bits, and the product
+
+
+@pytest.mark.parametrize("width", [512, 4096, 8192, 16384])
+def test_a_norm_that_comes_with_sums_is_lowered(width):
+    def norm(x, pieces, weight):
+        return add_norm(x, pieces, weight, Rms(1e-5), eight_bits=EightBits(None, "float8_e4m3fn", with_sums=True))
+
+    x, weight = array(72, width, dtype=jnp.bfloat16), array(width, dtype=jnp.bfloat16)
+    text = lowered(norm, x, array(2, 72, width, dtype=F32), weight)
+    assert text.count("@mosaic_gpu_v2") == 1
+
+
+@pytest.mark.parametrize(("seqs", "rows"), [(8, 8), (70, 72), (128, 128)])
+def test_merged_attention_that_comes_with_sums_is_lowered(seqs, rows):
+    sizes = sizes_for(seqs, 8, 4, 128)
+
+    def merge(averages, exponents, queue):
+        plan = DecodePlan(queue, jnp.zeros((1, 2), jnp.int32))
+        how = EightBits(None, "float8_e4m3fn", with_sums=True)
+        return merge_rows(averages, exponents, plan, sizes, rows, None, how)
+
+    parts = sizes.rows, sizes.max_chunks
+    text = lowered(merge, array(*parts, 4, 128, dtype=F32), array(*parts, 64, dtype=F32), array(seqs + 1, 4))
+    assert text.count("@mosaic_gpu_v2") == 1
 
 
 def test_only_what_the_kernel_does_is_taken():

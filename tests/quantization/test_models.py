@@ -202,7 +202,7 @@ def test_tokens_are_not_said_to_be_rounded_where_none_would_be(name, reason, tmp
 
 
 def test_tokens_are_not_rounded_where_devices_shares_of_columns_cut_groups(tmp_path):
-    """Matrices of 192 columns have groups of 64, and those of 384 groups of 128, but not where two devices share them."""
+    """Those of 192 columns have groups of 64, and those of 384 groups of 128, but not where two devices share them."""
     shape = {"hidden_size": 192, "intermediate_size": 384, "head_dim": 64}
     folder = write_llama(tmp_path / "model", num_attention_heads=6, num_key_value_heads=6, **shape)
     assert find_model(Config(model=str(folder), quantization="w4a8")).quantization == online("w4a8")
