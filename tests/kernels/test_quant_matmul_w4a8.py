@@ -170,7 +170,11 @@ def simulator(monkeypatch):
         codes = gpu_w4a8_layout.unpack_codes(words[None, None])
         return (codes.astype(jnp.float32) / SMALLER).astype(jnp.float8_e4m3fn)
 
+    def zeros(shape):
+        return plgpu.layout_cast(jnp.zeros(shape, F32), plgpu.Layout.WGMMA)
+
     load_sums = gpu_w4a8_multiply.sums_of_tokens
+    monkeypatch.setattr(gpu_w4a8_multiply, "zeros", zeros)
     monkeypatch.setattr(gpu_w4a8_multiply, "sums_of_tokens", sums_of_tokens)
     monkeypatch.setattr(gpu_w4a8_decode, "decode", decode)
     with simulation(all_phases=True) as early_reads:

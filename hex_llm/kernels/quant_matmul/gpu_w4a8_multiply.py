@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.experimental import pallas as pl
+from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import llvm, vector
 
 from hex_llm.kernels.quant_matmul import gpu_w4a8_decode
 from hex_llm.kernels.quant_matmul.gpu_ring import Ring, Share
@@ -38,17 +42,14 @@ class Narrow:
             return lax.broadcast_in_dim(rows, shape, [0])
 
         def run(*sums: Any) -> Any:
-            zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
-
             def tile(_: Array, carry: tuple[Array, tuple[Array, ...]]) -> tuple[Array, tuple[Array, ...]]:
                 slot, totals = carry[0], list(carry[1])
                 plgpu.barrier_wait(ring.full.at[slot])
                 for products in itertools.batched(range(share.stack), together):
                     # All at once: there is one wait for shared memory then.
                     tiles = {i: _load(ring, slot, share.tile(i)) for i in products}
-                    # Before the first of them runs: all zeros are one register to ptxas, which would wait for that one.
                     for each in sums:
-                        each[...] = zeros
+                        each[...] = zeros(shape)
                     for i, each in zip(products, sums, strict=True):
                         plgpu.wgmma(each, tiles[i].numbers, ring.x.at[slot].transpose((1, 0)))
                     of_tokens = lax.broadcast_in_dim(sums_of_tokens(ring, slot, self.tokens), shape, [1])
@@ -61,10 +62,28 @@ class Narrow:
                 plgpu.barrier_arrive(ring.empty.at[slot])
                 return ring.after(slot), tuple(totals)
 
-            end, totals = lax.fori_loop(0, tiles, tile, (slot, (zeros,) * share.stack))
+            end, totals = lax.fori_loop(0, tiles, tile, (slot, tuple(zeros(shape) for _ in range(share.stack))))
             return list(totals), end
 
         return pl.run_scoped(run, *[plgpu.WGMMAAccumulatorRef(shape, jnp.float32)] * together)
+
+
+def zeros(shape: tuple[int, int]) -> Array:
+    """Each from an instruction of its own, as ptxas wants them: then products begin without them. To LLVM zeros are one
+    register, of which it makes copies, for which ptxas may even wait until a product has ended."""
+
+    @plgpu.inline_mgpu(return_type=plgpu.ShapeDtypeStruct(shape, jnp.float32, layout=plgpu.Layout.WGMMA))
+    def made(_: Any) -> Any:
+        f32 = ir.F32Type.get()
+        pair = ir.VectorType.get((2,), f32)
+        layout = mgpu.WGMMA_LAYOUT
+        registers = np.empty(layout.registers_shape(shape), dtype=object)
+        for at in np.ndindex(registers.shape):
+            both = [llvm.inline_asm(f32, [], "mov.f32 $0, 0f00000000;", "=f", has_side_effects=True) for _ in range(2)]
+            registers[at] = vector.from_elements(pair, both)
+        return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
+
+    return made()  # pyright: ignore[reportCallIssue]
 
 
 def sums_of_tokens(ring: Ring, slot: Array, count: int) -> Array:
