@@ -31,6 +31,7 @@ _ON_WITH_TOPOLOGY = ("enable_chunked_prefill", "enable_prefix_cache_hbm")
 DEFAULT_DECODE_PADDING = 8
 _ADAPTER_NAME = re.compile(r"[^\s,=]{1,256}")
 _FOUND = "what a checkpoint has in few bits is found by its config.json; leave the flag out."
+QUANTIZATION_SYNONYMS = {"w8a8_int8": "w8a8", "w4a8_fp8": "w4a8", "w4afp8": "w4a8"}
 _NO_FLOAT16 = "its range is too small for models trained in bfloat16; use bfloat16 or float32."
 
 # Flags of Hex-LLM's first generation, as people may still have them in scripts.
@@ -125,7 +126,7 @@ class Config:
         "Bring a model's weights to few bits while they are loaded; with fp8, w8a8, which is int8, and w4a8, which is"
         " int4, tokens are rounded to 8 bits as well where they are multiplied. Weights that a checkpoint has in few"
         " bits are found by its config.json, and need no flag; w4a8 may be given for those of 4 bits, too.",
-        synonyms={"w8a8_int8": "w8a8", "w4a8_fp8": "w4a8", "w4afp8": "w4a8"},
+        synonyms=QUANTIZATION_SYNONYMS,
         refused=dict.fromkeys(("awq", "gptq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "mxfp4"), _FOUND),
     )
     check_weights: Literal["sample", "full", "off"] = _model(

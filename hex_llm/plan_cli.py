@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hex_llm.catalog.machine_types import SLICES
+from hex_llm.config import QUANTIZATION_SYNONYMS
 from hex_llm.errors import ConfigError
 from hex_llm.flags import FlagParser, flag, flags_of
 from hex_llm.planning.model import read_model
@@ -24,6 +25,7 @@ class Options:
         None,
         "Bits of the weights; as in the checkpoint unless given. awq: in a checkpoint that has them so. w4a8 is planned"
         " as int4: what it gains on a GPU was not measured, and on a TPU it gains nothing.",
+        synonyms=QUANTIZATION_SYNONYMS,
     )
     kv_cache_dtype: Literal["auto", "fp8", "int8"] = flag("Model", "auto", "Number type of the KV cache.")
     max_model_len: int | None = flag(

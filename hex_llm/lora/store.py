@@ -165,8 +165,8 @@ class Store:
         reference = self._allowed.find(name) if len(source) <= _LONGEST_SOURCE else None
         if reference is None or (name != source and not isinstance(reference, OnHub)):
             raise AdapterNotAllowed(
-                f"{source[:100]!a} is neither an adapter that the server was started with, nor under one of the"
-                " prefixes that adapters may be read from."
+                f"{source[:100]!a} is neither an adapter that the server was started with (--lora_modules), nor under"
+                " one of the prefixes that adapters may be read from (--lora_allowed_prefixes)."
             )
         return reference
 

@@ -30,6 +30,7 @@ def text(model: Model, demand: Demand, rows: Sequence[Row]) -> str:
         "Longest: max_model_len that one sequence could have. TTFT: of a request alone, and the median of all that run,"
         " at once. TPOT: with the prompts of others in between.",
         _reliability(rows),
+        *_unmeasured(model),
         "",
         f"Recommended (*): {best.placement.slice.title}{_topology(best)}",
         "",
@@ -152,6 +153,14 @@ def _reliability(rows: Sequence[Row]) -> str:
         "Speeds: from shares of the roofline that were measured on one H200; that other chips, and several, reach the"
         " same is an assumption."
     )
+
+
+def _unmeasured(model: Model) -> list[str]:
+    if model.flag != "w4a8":
+        return []
+    return [
+        "w4a8 is taken to be as fast as int4. On GPUs it is made to be faster, which was not measured; on TPUs not."
+    ]
 
 
 def _checkpoint(model: Model) -> list[str]:

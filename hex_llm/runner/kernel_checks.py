@@ -5,6 +5,7 @@ import logging
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from hex_llm.errors import ConfigError
 from hex_llm.kernels.hopper import is_hopper
@@ -27,6 +28,11 @@ def check_attention(programs: Programs, step_tokens: int) -> None:
         from hex_llm.kernels.paged_attention.gpu_decode_sizes import refusal as hopper_refusal
 
         _tell_if_slow(hopper_refusal(*_shapes(programs), *_dtypes(programs)), "Hopper GPUs")
+    if backend() == "cpu" and programs.dtype == jnp.float8_e4m3fn:
+        logger.warning(
+            "--kv_cache_dtype=fp8 is slow on CPUs: XLA makes wider numbers of a layer's whole cache, and fp8 of those"
+            " again, in every step. int8 is not, and takes as little but for its scales."
+        )
     if backend() != "tpu":
         return
     # Pallas takes a second to import, which a start on other devices has better use for.

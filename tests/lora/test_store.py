@@ -145,7 +145,9 @@ def test_what_is_under_no_prefix_is_refused_and_nobody_is_asked(source, stand_in
     store = make_store(tmp_path, named=[str(tmp_path / "other")])
     before = len(stand_in.log())
     for ask in (store.identify, store.fetch):
-        with pytest.raises(AdapterNotAllowed, match="nor under one of the prefixes") as caught:
+        with pytest.raises(
+            AdapterNotAllowed, match=r"\(--lora_modules\), nor under one of the prefixes .* \(--lora_allowed_prefixes\)"
+        ) as caught:
             ask(source.format(folder=folder))
         assert (caught.value.status, caught.value.code) == (403, "adapter_not_allowed")
         assert len(str(caught.value)) < 300

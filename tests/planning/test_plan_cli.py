@@ -116,7 +116,11 @@ def test_copies_without_a_request_answer_nothing(capsys):
         ([NAME, "--accelerator=v9"], 2, "--accelerator=v9 is not one of v5e, v6e, v5p, v4, tpu7x, h100, h200."),
         ([NAME, "--machine=n1"], 2, "--machine=n1 is not one of ct5lp-hightpu-1t, "),
         ([NAME, "--machine=h200x1", "--accelerator=v5e"], 2, "--machine=h200x1 has no v5e: leave --accelerator out."),
-        ([NAME, "--quantization=int3"], 2, "--quantization=int3 is not one of none, awq, int4, w4a8, int8, w8a8, fp8."),
+        (
+            [NAME, "--quantization=int3"],
+            2,
+            "--quantization=int3 is not one of none, awq, int4, w4a8 (or",
+        ),
         ([NAME, "--max_model_len=0"], 2, "--max_model_len=0 must be at least 1."),
         ([NAME, "--max_model_len=200000"], 2, "--max_model_len=200000 is more than"),
         ([NAME, "--max_model_len=1000"], 2, "are 2000 tokens, more than --max_model_len=1000."),
@@ -152,6 +156,12 @@ def test_a_plan_says_that_the_checkpoint_must_be_another(name, bits, needs_anoth
     out = capsys.readouterr().out
     assert ("--model must be a checkpoint that has" in out) == needs_another
     assert (f"--quantization={bits}" in out) == (bits != "awq")
+    assert ("w4a8 is taken to be as fast as int4." in out) == (bits == "w4a8")
+
+
+def test_a_plan_knows_the_names_that_the_server_knows(capsys):
+    row = planned(capsys, NAME, "--accelerator=h200", "--quantization=w4afp8")["rows"][0]
+    assert row["flags"]["quantization"] == "w4a8"
 
 
 def test_it_takes_less_than_a_second_and_no_jax():

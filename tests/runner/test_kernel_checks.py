@@ -56,6 +56,13 @@ def test_heads_that_the_kernel_does_not_do_are_told_of(tmp_path, caplog):
     assert "groups of 17 query heads" in caplog.text
 
 
+@pytest.mark.parametrize(("dtype", "is_slow"), [("fp8", True), ("int8", False), ("auto", False)])
+def test_a_cache_that_is_slow_on_cpus_is_told_of(dtype, is_slow, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "hex_llm"):
+        plan("cpu", model=str(write_llama(tmp_path)), kv_cache_dtype=dtype, num_blocks=64)
+    assert ("--kv_cache_dtype=fp8 is slow on CPUs" in caplog.text) == is_slow
+
+
 @pytest.mark.parametrize("block_size", [8, 32])
 def test_kernels_for_hopper_take_pages_of_every_type_and_those_for_tpus_all_but_int8(block_size, caplog):
     def told(on: str, kv_cache_dtype: str) -> bool:
