@@ -1,6 +1,6 @@
 """Every plan of a product with 4-bit weights, timed side by side on an H200: what `gpu_plan`'s figures are put down by.
 
-    python -m benchmarks.h200_plans --seconds 150 [--codings w4a8] [--tokens 64 8192] [--shapes gate_up down]
+    python -m benchmarks.h200_plans --seconds 150 [--codings w4a8] [--tokens 64 8192] [--shapes gate_up 70b_down]
 
 Each case is a JSON line: microseconds of each plan, the fastest first, the place among them of the one that is chosen,
 and how far from the reference the result is, in shares of its length. First, for w4a8, that distance is told with
@@ -39,7 +39,10 @@ from hex_llm.kernels.quant_matmul import gpu, reference
 from hex_llm.kernels.quant_matmul.gpu_plan import BF16, FP8, Pace, Plan, plan_for, plan_for_many, plans, plans_for_many
 from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed
 
-SHAPES = {"gate_up": GATE_UP, "qkv": QKV, "out": OUT, "down": DOWN}
+SHAPES_OF_8B = {"gate_up": GATE_UP, "qkv": QKV, "out": OUT, "down": DOWN}
+SHAPES = SHAPES_OF_8B | {
+    "70b_gate_up": (57344, 8192), "70b_qkv": (10240, 8192), "70b_out": (8192, 8192), "70b_down": (8192, 28672),
+}  # fmt: skip
 CODINGS: tuple[Coding, ...] = ("w4a8", "int4")
 GROUP = 128
 WIDEST = 3  # of the plans that cut tokens, those with the largest pieces of so many sizes
@@ -60,7 +63,7 @@ class Case(NamedTuple):
 
     @property
     def activation(self) -> Activation | None:
-        return "silu" if self.name == "gate_up" and self.is_few else None
+        return "silu" if self.name.endswith("gate_up") and self.is_few else None
 
     def product(self, x: Any, weight: Packed, plan: Plan | None = None) -> Array:
         if self.is_few:
@@ -142,7 +145,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300, help="no case is begun after so long")
     parser.add_argument("--codings", nargs="+", choices=CODINGS, default=CODINGS)
     parser.add_argument("--tokens", nargs="+", type=int, default=[16, 64, 128])
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES_OF_8B))
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
     cases = list(itertools.starmap(Case, itertools.product(options.codings, options.shapes, options.tokens)))
