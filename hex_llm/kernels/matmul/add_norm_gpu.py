@@ -12,8 +12,9 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from hex_llm.kernels import gpu_parts
 from hex_llm.kernels.chain import padded
-from hex_llm.kernels.quant_matmul.gpu_rows import divided, held, tile_sums
+from hex_llm.kernels.quant_matmul.gpu_rows import divided, held, parts_for, tile_sums
 from hex_llm.kernels.quant_matmul.rows import EightBits, Rows
 from hex_llm.kernels.rms import Rms
 
@@ -36,19 +37,22 @@ def add_norm(
     dtype = x.dtype
     norm_dtype = dtype if eight_bits is None else eight_bits.dtype
     rows = padded(tokens, norm_dtype)
-    line = held(width, eight_bits, VECTORS)
+    warpgroups = parts_for(width)
+    line = held(width // warpgroups, eight_bits, VECTORS)
+    of_sum, of_inner, of_scale = range(3)  # turns of the parts
 
-    def body(x_ref, pieces_ref, weight_ref, inner_ref, given_ref, sum_ref, norm_ref, scale_ref, sums_ref):
+    def body(x_ref, pieces_ref, weight_ref, inner_ref, given_ref, sum_ref, norm_ref, scale_ref, sums_ref, *shared):
         # The kernel behind may come now: it waits for the end of this one before it reads what this one writes.
         plgpu.griddepcontrol_launch_dependents()
-        token = lax.axis_index("token")
+        parts, part, token = gpu_parts.Parts(warpgroups, *shared), gpu_parts.own_part(), lax.axis_index("token")
 
         def load(ref):
-            return plgpu.load(ref, layout=line.layout, optimized=False)
+            return plgpu.load(ref.at[part], layout=line.layout, optimized=False)
 
-        def normed(row, scale):
+        def normed(row, scale, turn):
             wide = row.astype(jnp.float32)
-            factor = lax.rsqrt(line.over_all(jnp.sum, wide * wide) / width + rms.eps)
+            squares = parts.over_all(jnp.add, line.over_all(jnp.sum, wide * wide), turn)
+            factor = lax.rsqrt(squares / width + rms.eps)
             scale = scale.astype(jnp.float32)
             if rms.plus_one:
                 return (wide * factor * (1 + scale)).astype(dtype)
@@ -60,9 +64,14 @@ def add_norm(
         plgpu.griddepcontrol_wait()
 
         def write(norm):
-            norm_ref[token] = norm
+            norm_ref[token, part] = norm
             if sums_ref is not None:
-                sums_ref[:, token] = tile_sums(norm)
+                sums_ref[part, :, token] = tile_sums(norm)
+
+        def write_scale(scale):
+            @pl.when(part == 0)
+            def _():
+                scale_ref[token] = scale
 
         @pl.when(token < tokens)
         def _token():
@@ -72,41 +81,46 @@ def add_norm(
             old = load(x_ref.at[token]).astype(jnp.float32)
             added = added.astype(dtype)
             if inner_scale is not None:
-                added = normed(added, inner_scale)
+                added = normed(added, inner_scale, of_inner)
             row = (old + added.astype(jnp.float32)).astype(dtype)
-            sum_ref[token] = row
-            norm = normed(row, scale)
+            sum_ref[token, part] = row
+            norm = normed(row, scale, of_sum)
             if eight_bits is not None:
                 norm = norm.astype(jnp.float32)
-                divisor = line.scale(norm, eight_bits) if given is None else given
+                divisor = line.scale(norm, eight_bits, parts, of_scale) if given is None else given
                 norm = divided(norm, divisor, eight_bits)
-                scale_ref[token] = divisor
+                write_scale(divisor)
             write(norm)
 
         @pl.when(token >= tokens)
         def _padding():
             write(plgpu.layout_cast(jnp.zeros(line.shape, norm_dtype), line.layout))
             if eight_bits is not None:
-                scale_ref[token] = jnp.float32(1)
+                write_scale(jnp.float32(1))
 
     kernel = plgpu.kernel(
         body,
         kernel_name="add_norm",
         out_type=[
-            jax.ShapeDtypeStruct((tokens, *line.shape), dtype),
-            jax.ShapeDtypeStruct((rows, *line.shape), norm_dtype),
+            jax.ShapeDtypeStruct((tokens, warpgroups, *line.shape), dtype),
+            jax.ShapeDtypeStruct((rows, warpgroups, *line.shape), norm_dtype),
             None if eight_bits is None else jax.ShapeDtypeStruct((rows,), jnp.float32),
-            jax.ShapeDtypeStruct((line.shape[0], rows), jnp.float32) if line.has_sums else None,
+            jax.ShapeDtypeStruct((warpgroups, line.shape[0], rows), jnp.float32) if line.has_sums else None,
         ],
         grid=(rows,),
         grid_names=("token",),
+        num_threads=warpgroups,
+        thread_name=gpu_parts.NAME,
+        scratch_types=gpu_parts.scratch(warpgroups, turns=3),
     )
     given = None if eight_bits is None or eight_bits.input_scale is None else eight_bits.input_scale.reshape(1)
 
     def lying(array):
         """As threads hold its rows."""
-        return None if array is None else array.reshape(*array.shape[:-1], *line.shape)
+        return None if array is None else array.reshape(*array.shape[:-1], warpgroups, *line.shape)
 
     y, norm, scales, added = kernel(lying(x), lying(pieces), lying(weight), lying(inner), given)
     y, norm = y.reshape(x.shape), norm.reshape(rows, width)
-    return y, norm if eight_bits is None else Rows(norm, scales, str(dtype), added)
+    if eight_bits is None:
+        return y, norm
+    return y, Rows(norm, scales, str(dtype), None if added is None else added.reshape(-1, rows))

@@ -1,5 +1,5 @@
 """Merging the partial attention of a row's chunks, and bringing tokens to the 8 bits in which the next product takes
-them: a block for each token, whose scale is that of all its heads."""
+them: a block for each token, whose scale is that of all its heads. Its warpgroups have some of them each."""
 
 import functools
 from typing import Any
@@ -10,6 +10,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from hex_llm.kernels import gpu_parts
 from hex_llm.kernels.gpu_warps import WARPS, warp_per_row
 from hex_llm.kernels.hopper import LOG2E
 from hex_llm.kernels.paged_attention.gpu_decode_merge import FEW_ROWS, merge_into
@@ -43,15 +44,20 @@ def merge_rows(
     z = sizes
     has_sums = how.with_sums and z.head_dim == HOPPER_COLUMNS
     layout = warp_per_row(WARPS, z.head_dim)  # a head for each warp, of so many neighbours
-    # Of each of the neighbours: which row of the sequence, and the first of its heads.
-    neighbours = [(kv, head) for kv in range(z.num_kv_heads) for head in range(0, z.group, WARPS)]
-    at_once = max(1, LOADS // len(neighbours))
+    # Of each of the neighbours that one has, by its part: which row of the sequence, and the first of its heads.
+    warpgroups = gpu_parts.most_parts(lambda n: z.num_kv_heads % n == 0)
+    rows_each = z.num_kv_heads // warpgroups
+    own_heads = range(0, z.group, WARPS)
+    at_once = max(1, LOADS // (rows_each * len(own_heads)))
     shape = WARPS, z.head_dim
 
-    def body(averages_ref, exponents_ref, sequences_ref, sinks_ref, given_ref, values_ref, scale_ref, sums_ref):
+    def body(
+        averages_ref, exponents_ref, sequences_ref, sinks_ref, given_ref, values_ref, scale_ref, sums_ref, *shared
+    ):  # fmt: skip
         # The kernel behind may come now: it waits for the end of this one before it reads what this one writes.
         plgpu.griddepcontrol_launch_dependents()
-        token = lax.axis_index("token")
+        parts, part, token = gpu_parts.Parts(warpgroups, *shared), gpu_parts.own_part(), lax.axis_index("token")
+        neighbours = [(part * rows_each + i, head) for i in range(rows_each) for head in own_heads]
         sequence = jnp.minimum(token, z.num_seqs - 1)
         chunks = jnp.where(token < z.num_seqs, sequences_ref[sequence, 3], 0)
         given = None if given_ref is None else given_ref[0]
@@ -99,7 +105,7 @@ def merge_rows(
         ]
         if given is None:
             largest = functools.reduce(jnp.maximum, [how.sizes(each) for each in heads])
-            scale = how.scale_of(jnp.max(jnp.max(largest, axis=1), axis=0))
+            scale = how.scale_of(parts.over_all(jnp.maximum, jnp.max(jnp.max(largest, axis=1), axis=0)))
         else:
             scale = given
         for (kv, head), each in zip(neighbours, heads, strict=True):
@@ -108,7 +114,10 @@ def merge_rows(
             values_ref[token, own] = rounded
             if sums_ref is not None:
                 sums_ref[own, token] = tile_sums(rounded)
-        scale_ref[token] = scale
+
+        @pl.when(part == 0)
+        def _():
+            scale_ref[token] = scale
 
     kernel = plgpu.kernel(
         body,
@@ -120,6 +129,9 @@ def merge_rows(
         ],
         grid=(num_seqs,),
         grid_names=("token",),
+        num_threads=warpgroups,
+        thread_name=gpu_parts.NAME,
+        scratch_types=gpu_parts.scratch(warpgroups, turns=1),
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )
     given = None if how.input_scale is None else how.input_scale.reshape(1)

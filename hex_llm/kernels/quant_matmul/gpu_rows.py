@@ -1,4 +1,5 @@
-"""Tokens brought to 8 bits on Hopper: a block for each of them. The product behind it can start to fetch its weight."""
+"""Tokens brought to 8 bits on Hopper: a block for each of them, whose warpgroups have a part each if they are few. The
+product behind it can start to fetch its weight."""
 
 import functools
 from collections.abc import Callable
@@ -11,7 +12,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels.chain import padded
+from hex_llm.kernels import gpu_parts
+from hex_llm.kernels.chain import MAX_TOKENS, padded
 from hex_llm.kernels.gpu_warps import WARPS, warp_per_row
 from hex_llm.kernels.quant_matmul.rows import EightBits, Rows
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS
@@ -42,9 +44,9 @@ class Held:
             row = reduce(row, axis=axis)
         return row
 
-    def scale(self, row: Array, how: EightBits) -> Array:
-        """As `how.own_scale`."""
-        return how.scale_of(self.over_all(jnp.max, how.sizes(row)))
+    def scale(self, row: Array, how: EightBits, parts: gpu_parts.Parts, turn: int = 0) -> Array:
+        """As `how.own_scale`, of a row that the parts have together."""
+        return how.scale_of(parts.over_all(jnp.maximum, self.over_all(jnp.max, how.sizes(row)), turn))
 
 
 def held(width: int, how: EightBits | None, vectors: tuple[int, ...]) -> Held:
@@ -53,6 +55,11 @@ def held(width: int, how: EightBits | None, vectors: tuple[int, ...]) -> Held:
         return Held((width // HOPPER_COLUMNS, HOPPER_COLUMNS), warp_per_row(WARPS, HOPPER_COLUMNS))
     vector = next(size for size in vectors if width // THREADS % size == 0)
     return Held((width,), plgpu.Layout.WG_STRIDED((width,), vector))
+
+
+def parts_for(width: int) -> int:
+    """How many warpgroups share a row: with at least 8 numbers for each thread, and whole tiles for each warp."""
+    return gpu_parts.most_parts(lambda n: width % (n * WARPS * HOPPER_COLUMNS) == 0 and width >= n * 8 * THREADS)
 
 
 def divided(row: Array, scale: Array, how: EightBits) -> Array:
@@ -69,14 +76,17 @@ def tile_sums(row: Array) -> Array:
 def quantize(x: Array, how: EightBits, rows: int | None = None) -> Rows:
     """As `reference.quantize_rows`, but so many rows, or `padded`: those past M are of zeros."""
     tokens, width = x.shape
-    count = next(n for n in range(1, width) if width % (n * THREADS) == 0 and width // n <= MAX_PIECE)
+    warpgroups = parts_for(width) if tokens <= MAX_TOKENS else 1
+    whole = width // warpgroups
+    pieces = next(n for n in range(1, whole) if whole % (n * THREADS) == 0 and whole // n <= MAX_PIECE)
     rows = rows or padded(tokens, how.dtype)
-    piece = held(width // count, how, VECTORS)
+    piece = held(whole // pieces, how, VECTORS)
 
-    def body(x_ref, given_ref, values_ref, scale_ref, sums_ref):
+    def body(x_ref, given_ref, values_ref, scale_ref, sums_ref, *shared):
         # The kernel behind may come now: it waits for the end of this one before it reads what this one writes.
         plgpu.griddepcontrol_launch_dependents()
-        token = lax.axis_index("token")
+        parts, part, token = gpu_parts.Parts(warpgroups, *shared), gpu_parts.own_part(), lax.axis_index("token")
+        own = [part * pieces + i for i in range(pieces)]
         given = None if given_ref is None else given_ref[0]
         plgpu.griddepcontrol_wait()
 
@@ -88,29 +98,35 @@ def quantize(x: Array, how: EightBits, rows: int | None = None) -> Rows:
             if sums_ref is not None:
                 sums_ref[i, :, token] = tile_sums(row)
 
+        def write_scale(scale):
+            @pl.when(part == 0)
+            def _():
+                scale_ref[token] = scale
+
         @pl.when(token < tokens)
         def _token():
-            if count == 1:
-                row = load(0)
-                scale = piece.scale(row, how) if given is None else given
-                write(0, divided(row, scale, how))
+            if pieces == 1:
+                row = load(own[0])
+                scale = piece.scale(row, how, parts) if given is None else given
+                write(own[0], divided(row, scale, how))
             else:
                 # Read twice: registers hold a piece, and another of the largest numbers so far.
                 def largest():
-                    return functools.reduce(jnp.maximum, [jnp.abs(load(i)) for i in range(count)])
+                    return functools.reduce(jnp.maximum, [jnp.abs(load(i)) for i in own])
 
-                scale = piece.scale(largest(), how) if given is None else given
-                for i in range(count):
+                scale = piece.scale(largest(), how, parts) if given is None else given
+                for i in own:
                     write(i, divided(load(i), scale, how))
-            scale_ref[token] = scale
+            write_scale(scale)
 
         @pl.when(token >= tokens)
         def _padding():
             zeros = plgpu.layout_cast(jnp.zeros(piece.shape, how.dtype), piece.layout)
-            for i in range(count):
+            for i in own:
                 write(i, zeros)
-            scale_ref[token] = jnp.float32(1)
+            write_scale(jnp.float32(1))
 
+    count = warpgroups * pieces
     kernel = plgpu.kernel(
         body,
         kernel_name="rows_to_8_bits",
@@ -121,6 +137,9 @@ def quantize(x: Array, how: EightBits, rows: int | None = None) -> Rows:
         ],
         grid=(rows,),
         grid_names=("token",),
+        num_threads=warpgroups,
+        thread_name=gpu_parts.NAME,
+        scratch_types=gpu_parts.scratch(warpgroups, turns=1),
     )
     given = None if how.input_scale is None else how.input_scale.reshape(1)
     values, scale, added = kernel(x.reshape(tokens, count, *piece.shape), given)

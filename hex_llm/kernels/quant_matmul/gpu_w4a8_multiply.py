@@ -7,7 +7,7 @@ whose sums have fewer bits than float32, it would cost more of them, and time be
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -37,33 +37,51 @@ class Narrow:
         """The sums [64, tokens] of each tile of a share, through so many tiles from the slot on, and the next slot."""
         shape = (HOPPER_ROWS, self.tokens)
         together = share.stack if self.tokens <= FEW_TOKENS else 1  # products that run at a time
+        ahead = together == share.stack  # codes of the next slot are loaded meanwhile: there are registers for them
 
         def along(rows: Array) -> Array:
             return lax.broadcast_in_dim(rows, shape, [0])
 
+        def load(slot: Array) -> tuple[Array, ...]:
+            plgpu.barrier_wait(ring.full.at[slot])
+            return tuple(_codes(ring, slot, share.tile(i)) for i in range(share.stack) if ahead)
+
         def run(*sums: Any) -> Any:
-            def tile(_: Array, carry: tuple[Array, tuple[Array, ...]]) -> tuple[Array, tuple[Array, ...]]:
-                slot, totals = carry[0], list(carry[1])
-                plgpu.barrier_wait(ring.full.at[slot])
+            def multiply(slot: Array, totals: list[Array], loaded: tuple[Array, ...], after: Array | None) -> Any:
+                """Adds a slot's products, and loads the one after it, if that is given."""
+                loaded_after = loaded
                 for products in itertools.batched(range(share.stack), together):
                     # All at once: there is one wait for shared memory then.
-                    tiles = {i: _load(ring, slot, share.tile(i)) for i in products}
+                    codes = [loaded[i] if ahead else _codes(ring, slot, share.tile(i)) for i in products]
+                    of_rows = [scale_and_zero(_words(ring, slot, share.tile(i))) for i in products]
+                    numbers = [gpu_w4a8_decode.decode(each) for each in codes]
                     for each in sums:
                         each[...] = zeros(shape)
-                    for i, each in zip(products, sums, strict=True):
-                        plgpu.wgmma(each, tiles[i].numbers, ring.x.at[slot].transpose((1, 0)))
+                    for each, left in zip(sums, numbers, strict=True):
+                        plgpu.wgmma(each, left, ring.x.at[slot].transpose((1, 0)))
+                    if ahead and after is not None:
+                        loaded_after = load(after)
                     of_tokens = lax.broadcast_in_dim(sums_of_tokens(ring, slot, self.tokens), shape, [1])
-                    for i in products:
-                        totals[i] -= along(tiles[i].zero * tiles[i].scale * (1 / SMALLER)) * of_tokens
-                    for i, each in zip(products, sums, strict=True):
+                    for i, (scale, zero) in zip(products, of_rows, strict=True):
+                        totals[i] -= along(zero * scale * (1 / SMALLER)) * of_tokens
+                    for i, each, (scale, _) in zip(products, sums, of_rows, strict=True):
                         found = plgpu.wgmma_accumulator_load(each, wait_n=products[-1] - i)
                         # Without the barrier, the compiler may read it before the wait.
-                        totals[i] += lax.optimization_barrier(found) * along(tiles[i].scale)
+                        totals[i] += lax.optimization_barrier(found) * along(scale)
                 plgpu.barrier_arrive(ring.empty.at[slot])
-                return ring.after(slot), tuple(totals)
+                return totals, loaded_after
 
-            end, totals = lax.fori_loop(0, tiles, tile, (slot, tuple(zeros(shape) for _ in range(share.stack))))
-            return list(totals), end
+            def tile(_: Array, carry: Any) -> Any:
+                slot, totals, loaded = carry
+                after = ring.after(slot)
+                totals, loaded = multiply(slot, list(totals), loaded, after)
+                if not ahead:
+                    load(after)
+                return after, tuple(totals), loaded
+
+            begin = slot, tuple(zeros(shape) for _ in range(share.stack)), load(slot)
+            last, totals, loaded = lax.fori_loop(0, tiles - 1, tile, begin)
+            return multiply(last, list(totals), loaded, None)[0], ring.after(last)
 
         return pl.run_scoped(run, *[plgpu.WGMMAAccumulatorRef(shape, jnp.float32)] * together)
 
@@ -90,15 +108,10 @@ def sums_of_tokens(ring: Ring, slot: Array, count: int) -> Array:
     return plgpu.load(ring.sums.at[slot, pl.ds(0, count)], layout=TOKENS, optimized=False)
 
 
-class _Tile(NamedTuple):
-    """Of the weight."""
-
-    numbers: Array  # [64, 128] float8_e4m3fn
-    scale: Array  # [64] float32
-    zero: Array  # likewise
+def _codes(ring: Ring, slot: Array, tile: Any) -> Array:
+    return plgpu.load(ring.codes.at[slot, tile], layout=gpu_w4a8_decode.WORDS)
 
 
-def _load(ring: Ring, slot: Array, tile: Any) -> _Tile:
-    codes = plgpu.load(ring.codes.at[slot, tile], layout=gpu_w4a8_decode.WORDS)
-    words = plgpu.load(ring.scale.at[slot, tile, 0], layout=ROWS, optimized=False)
-    return _Tile(gpu_w4a8_decode.decode(codes), *scale_and_zero(words))
+def _words(ring: Ring, slot: Array, tile: Any) -> Array:
+    """With the scale and the zero of each row."""
+    return plgpu.load(ring.scale.at[slot, tile, 0], layout=ROWS, optimized=False)
