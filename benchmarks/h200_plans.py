@@ -26,6 +26,7 @@ from benchmarks.h200_quant import (
     OUT,
     QKV,
     as_taken,
+    distance_of,
     new_weight,
     new_x,
     num_weights,
@@ -35,7 +36,7 @@ from benchmarks.h200_quant import (
 )
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.matmul.reference import total
-from hex_llm.kernels.quant_matmul import gpu, reference
+from hex_llm.kernels.quant_matmul import gpu
 from hex_llm.kernels.quant_matmul.gpu_plan import BF16, FP8, Pace, Plan, plan_for, plan_for_many, plans, plans_for_many
 from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed
 
@@ -120,13 +121,7 @@ def said(plan: Plan) -> str:
 
 def distance(case: Case, x: Array, weight: Packed, codes: Codes) -> float:
     got = case.product(x, weight)
-    got, activation = (total(got) if case.is_few else got)[: x.shape[0]], case.activation
-    if activation is None:
-        want = jax.jit(reference.matmul)(x, codes)
-    else:
-        want = jax.jit(reference.gated_matmul, static_argnums=2)(x, codes, activation)
-    got, want = got.astype(jnp.float32), want.astype(jnp.float32)
-    return float(jnp.linalg.norm(got - want) / jnp.linalg.norm(want))
+    return distance_of((total(got) if case.is_few else got)[: x.shape[0]], x, codes, case.activation)
 
 
 def shifted() -> Iterator[dict[str, Any]]:

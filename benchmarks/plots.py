@@ -118,9 +118,9 @@ def _lines(plot: Plot) -> Figure:
     axes: Axes = figure.subplots()
     across = plot["labels"]
     for colour, (name, values) in zip(_COLOURS, plot["series"].items(), strict=False):
-        heights = [float(value) for value in values]
-        axes.plot(across, heights, color=colour, marker="o", markersize=4)
-        axes.annotate(name, (across[-1], heights[-1]), (7, 0), textcoords="offset points", va="center")
+        points = [(x, float(value)) for x, value in zip(across, values, strict=True) if value is not None]
+        axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=4)
+        axes.annotate(name, points[-1], (7, 0), textcoords="offset points", va="center")
     axes.plot([across[0], across[-1]], [1, 1], **_DASHED)
     axes.annotate(plot["whole"], (across[0], 1), (0, 4), textcoords="offset points")
     axes.set_xscale("log", base=2)

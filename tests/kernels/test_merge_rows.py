@@ -11,6 +11,7 @@ from hex_llm.kernels.paged_attention.gpu_decode_merge_rows import merge_rows, su
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import sizes_of
 from hex_llm.kernels.quant_matmul import reference
 from hex_llm.kernels.quant_matmul.rows import EightBits
+from tests.kernels.test_quant_matmul_rows import assert_sums_are_of_the_values
 
 BF16 = jnp.bfloat16
 CHUNKS = (1, 0, 3)  # of each sequence
@@ -65,8 +66,7 @@ def test_heads_that_are_tiles_come_with_their_sums(head_dim):
     if head_dim == 64:
         assert got.sums is None
     else:
-        sums = np.asarray(got.values, np.float32).reshape(8, -1, 128).sum(axis=2).T
-        np.testing.assert_allclose(np.asarray(got.sums), sums, rtol=1e-6, atol=1e-3)
+        assert_sums_are_of_the_values(got)
 
 
 @pytest.mark.usefixtures("simulator")

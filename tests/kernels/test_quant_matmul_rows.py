@@ -13,7 +13,7 @@ from hex_llm.kernels.matmul import gpu as matmul_gpu
 from hex_llm.kernels.matmul import reference as matmul_reference
 from hex_llm.kernels.matmul.gpu import Plan
 from hex_llm.kernels.quant_matmul import api, gpu_eight_bits, gpu_rows, plain, reference, xla_rows
-from hex_llm.kernels.quant_matmul.rows import TYPES, EightBits, Rows, taken_by
+from hex_llm.kernels.quant_matmul.rows import TYPES, EightBits, Rows, sums_shape, taken_by
 from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed
 from hex_llm.kernels.rms import Rms
 from hex_llm.layers.linear import linear, linear_parts
@@ -161,7 +161,7 @@ def test_as_many_rows_come_in_8_bits_as_are_wanted():
     got, some = gpu_rows.quantize(x, how, rows=19), gpu_rows.quantize(x, how)
     assert some.sums is not None
     assert got.sums is not None
-    assert (got.shape, got.scale.shape, got.sums.shape) == ((19, 512), (19,), (4, 19))
+    assert (got.shape, got.scale.shape, got.sums.shape) == ((19, 512), (19,), sums_shape(19, 512))
     assert (np.asarray(got.values)[:8] == np.asarray(some.values)).all()
     assert (got.sums[:, :8] == some.sums).all()
     assert not np.asarray(got.values)[8:].astype(np.float32).any()
@@ -169,8 +169,13 @@ def test_as_many_rows_come_in_8_bits_as_are_wanted():
 
 
 def assert_sums_are_of_the_values(rows: Rows) -> None:
-    values = np.asarray(rows.values, np.float32).reshape(len(rows.values), -1, 128)
-    np.testing.assert_allclose(np.asarray(rows.sums), values.sum(axis=2).T, rtol=1e-6, atol=1e-3)
+    """As a number and what is left of it, and zeros past the last."""
+    sums = np.asarray(rows.values, np.float32).reshape(len(rows.values), -1, 128).sum(axis=2)
+    first, rest = np.asarray(rows.sums, np.float32)
+    np.testing.assert_allclose((first + rest)[:, : sums.shape[1]], sums, rtol=2**-16)
+    np.testing.assert_array_equal(first[:, : sums.shape[1]], sums.astype(jnp.bfloat16).astype(np.float32))
+    assert not first[:, sums.shape[1] :].any()
+    assert not rest[:, sums.shape[1] :].any()
 
 
 @pytest.mark.usefixtures("simulator")
@@ -186,15 +191,16 @@ def test_rows_come_with_the_sums_of_their_tiles_where_warps_have_as_many(width, 
     assert (got.scale == want.scale).all()
     assert (got.sums is not None) == has_sums
     if has_sums:
-        assert got.sums.shape == (width // 128, 8)
+        assert got.sums.shape == sums_shape(8, width)
         assert_sums_are_of_the_values(got)
 
 
 @pytest.mark.usefixtures("simulator")
-@pytest.mark.parametrize("input_scale", [None, 0.02])
+@pytest.mark.parametrize("input_scale", [None, 0.05])
 @pytest.mark.parametrize("rms", [Rms(1e-5), Rms(1e-5, plus_one=True)])
-def test_a_norm_comes_with_the_sums_of_its_tiles(rms, input_scale):
-    tokens, width = 3, 1024
+@pytest.mark.parametrize("width", [1024, 2048, 4096])  # that one, two and four warpgroups have
+def test_a_norm_comes_with_the_sums_of_its_tiles(width, rms, input_scale):
+    tokens = 3
     x, pieces = tokens_of(tokens, width), normal(9, 2, tokens, width, dtype=jnp.float32)
     weight, inner = (jnp.linspace(first, 2, width, dtype=jnp.bfloat16) for first in (0.5, 1.5))
     given = None if input_scale is None else jnp.float32(input_scale)
@@ -204,7 +210,7 @@ def test_a_norm_comes_with_the_sums_of_its_tiles(rms, input_scale):
     want, normed = matmul_reference.add_norm(x, pieces, weight, rms, inner=inner)
     _, scale = reference.quantize_rows(normed, EightBits(given, "float8_e4m3fn"))
     assert isinstance(rows, Rows)
-    assert (rows.shape, rows.sums.shape) == ((8, width), (width // 128, 8))
+    assert (rows.shape, rows.sums.shape) == ((8, width), sums_shape(8, width))
     np.testing.assert_allclose(y.astype(jnp.float32), want.astype(jnp.float32), rtol=2**-7)
     np.testing.assert_allclose(rows.scale[:tokens], scale[:, 0], rtol=2**-7)
     got = rows.values[:tokens].astype(jnp.float32) * rows.scale[:tokens, None]
@@ -242,7 +248,7 @@ def test_the_scale_of_a_token_tells_that_it_has_what_is_no_number(coding, width)
 
 
 @pytest.mark.usefixtures("simulator")
-@pytest.mark.parametrize(("width", "input_scale"), [(1024, None), (1152, None), (512, 0.02)])
+@pytest.mark.parametrize(("width", "input_scale"), [(1024, None), (1152, None), (512, 0.02), (4096, None)])
 @pytest.mark.parametrize("coding", CODINGS)
 def test_a_norm_in_8_bits_is_the_reference_s(coding, width, input_scale):
     x, pieces = tokens_of(3, width), normal(9, 2, 3, width, dtype=jnp.float32)

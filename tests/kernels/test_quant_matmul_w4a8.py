@@ -29,7 +29,7 @@ from hex_llm.kernels.quant_matmul import (
 )
 from hex_llm.kernels.quant_matmul.gpu_plan import Plan
 from hex_llm.kernels.quant_matmul.gpu_w4a8_layout import LARGEST_ZERO, SMALLER
-from hex_llm.kernels.quant_matmul.rows import EightBits, Rows, taken_by
+from hex_llm.kernels.quant_matmul.rows import EightBits, Rows, sums_shape, taken_by
 from hex_llm.kernels.quant_matmul.weight import Codes, Packed
 from hex_llm.kernels.rms import Rms
 from hex_llm.layers.linear import linear, linear_parts
@@ -160,22 +160,15 @@ def test_a_word_s_low_and_high_halves_are_two_registers(monkeypatch):
 def simulator(monkeypatch):
     """The simulator has no inlined instructions: codes are decoded as `unpack` does."""
 
-    def sums_of_tokens(*where):
-        found = load_sums(*where)
-        plgpu.commit_smem()  # it wants a fence before a copy may take the place of what was loaded
-        return found
-
     def decode(words):
         plgpu.commit_smem()
         codes = gpu_w4a8_layout.unpack_codes(words[None, None])
         return (codes.astype(jnp.float32) / SMALLER).astype(jnp.float8_e4m3fn)
 
-    def zeros(shape):
+    def blank(shape):
         return plgpu.layout_cast(jnp.zeros(shape, F32), plgpu.Layout.WGMMA)
 
-    load_sums = gpu_w4a8_multiply.sums_of_tokens
-    monkeypatch.setattr(gpu_w4a8_multiply, "zeros", zeros)
-    monkeypatch.setattr(gpu_w4a8_multiply, "sums_of_tokens", sums_of_tokens)
+    monkeypatch.setattr(gpu_w4a8_multiply, "blank", blank)
     monkeypatch.setattr(gpu_w4a8_decode, "decode", decode)
     with simulation(all_phases=True) as early_reads:
         yield early_reads
@@ -207,6 +200,9 @@ def assert_close(got: jax.Array, want: jax.Array) -> None:
         (128, 256, 128, 128, Plan(workers=2, stack=2, slots=2)),  # one at a time
         (8, 192, 512, 128, Plan(workers=1, stack=1, even=True, slots=3)),  # three pieces on four blocks
         (100, 320, 384, 128, Plan(workers=1, stack=1, even=True, slots=3)),
+        (8, 64, 4352, 128, Plan(workers=1, stack=1, slots=2)),  # 34 tiles, of which zeros are subtracted 16 at a time
+        (8, 64, 4352, 128, Plan(workers=1, stack=1, splits=2, slots=3)),  # 17 each
+        (8, 192, 2816, 128, Plan(workers=1, stack=1, even=True, slots=4)),  # shares that begin anywhere in a row
         (40, 640, 384, 128, Plan(workers=2, stack=1, even=True, slots=3)),
     ],
 )
@@ -275,7 +271,7 @@ def test_nothing_but_the_weight_is_read_before_the_kernel_in_front_has_ended(sim
     fresh = 72.0  # a number in 8 bits, too
     _, weight, _ = inputs(8, 128, 256)
     values = jnp.full((8, 256), fresh, jnp.float8_e4m3fn)
-    sums = jnp.full((2, 8), 128 * fresh, jnp.float32)
+    sums = jnp.full(sums_shape(8, 256), 128 * fresh, jnp.bfloat16)
     rows = Rows(values, jnp.full((8,), fresh, jnp.float32), "bfloat16", sums)
     gpu.parts(rows, weight, plan=Plan(workers=1, stack=1, slots=2, blocks=2))
     assert simulator, "it reads something early"

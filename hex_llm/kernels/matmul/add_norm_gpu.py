@@ -14,8 +14,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels import gpu_parts
 from hex_llm.kernels.chain import padded
-from hex_llm.kernels.quant_matmul.gpu_rows import divided, held, parts_for, tile_sums
-from hex_llm.kernels.quant_matmul.rows import EightBits, Rows
+from hex_llm.kernels.quant_matmul.gpu_rows import divided, fill_sums, held, parts_for, write_sums
+from hex_llm.kernels.quant_matmul.rows import EightBits, Rows, sums_shape
+from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS
 from hex_llm.kernels.rms import Rms
 
 THREADS = 128
@@ -66,12 +67,14 @@ def add_norm(
         def write(norm):
             norm_ref[token, part] = norm
             if sums_ref is not None:
-                sums_ref[part, :, token] = tile_sums(norm)
+                write_sums(sums_ref, token, part * line.shape[0], norm)
 
         def write_scale(scale):
             @pl.when(part == 0)
             def _():
                 scale_ref[token] = scale
+                if sums_ref is not None:
+                    fill_sums(sums_ref, token, width // HOPPER_COLUMNS)
 
         @pl.when(token < tokens)
         def _token():
@@ -105,7 +108,7 @@ def add_norm(
             jax.ShapeDtypeStruct((tokens, warpgroups, *line.shape), dtype),
             jax.ShapeDtypeStruct((rows, warpgroups, *line.shape), norm_dtype),
             None if eight_bits is None else jax.ShapeDtypeStruct((rows,), jnp.float32),
-            jax.ShapeDtypeStruct((warpgroups, line.shape[0], rows), jnp.float32) if line.has_sums else None,
+            jax.ShapeDtypeStruct(sums_shape(rows, width), jnp.bfloat16) if line.has_sums else None,
         ],
         grid=(rows,),
         grid_names=("token",),
@@ -119,8 +122,6 @@ def add_norm(
         """As threads hold its rows."""
         return None if array is None else array.reshape(*array.shape[:-1], warpgroups, *line.shape)
 
-    y, norm, scales, added = kernel(lying(x), lying(pieces), lying(weight), lying(inner), given)
+    y, norm, scales, sums = kernel(lying(x), lying(pieces), lying(weight), lying(inner), given)
     y, norm = y.reshape(x.shape), norm.reshape(rows, width)
-    if eight_bits is None:
-        return y, norm
-    return y, Rows(norm, scales, str(dtype), None if added is None else added.reshape(-1, rows))
+    return y, norm if eight_bits is None else Rows(norm, scales, str(dtype), sums)

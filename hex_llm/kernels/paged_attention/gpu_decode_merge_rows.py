@@ -16,8 +16,8 @@ from hex_llm.kernels.hopper import LOG2E
 from hex_llm.kernels.paged_attention.gpu_decode_merge import FEW_ROWS, merge_into
 from hex_llm.kernels.paged_attention.gpu_decode_plan import DecodePlan
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import Sizes
-from hex_llm.kernels.quant_matmul.gpu_rows import divided, tile_sums
-from hex_llm.kernels.quant_matmul.rows import EightBits, Rows
+from hex_llm.kernels.quant_matmul.gpu_rows import divided, fill_sums, write_sums
+from hex_llm.kernels.quant_matmul.rows import EightBits, Rows, sums_shape
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS
 
 LOADS = 16  # of neighbours' partial results that a block has under way
@@ -113,11 +113,13 @@ def merge_rows(
             rounded = divided(each, scale, how)
             values_ref[token, own] = rounded
             if sums_ref is not None:
-                sums_ref[own, token] = tile_sums(rounded)
+                write_sums(sums_ref, token, kv * z.group + head, rounded)
 
         @pl.when(part == 0)
         def _():
             scale_ref[token] = scale
+            if sums_ref is not None:
+                fill_sums(sums_ref, token, z.num_kv_heads * z.group)
 
     kernel = plgpu.kernel(
         body,
@@ -125,7 +127,9 @@ def merge_rows(
         out_type=[
             jax.ShapeDtypeStruct((num_seqs, z.num_kv_heads * z.group, z.head_dim), how.dtype),
             jax.ShapeDtypeStruct((num_seqs,), jnp.float32),
-            jax.ShapeDtypeStruct((z.num_kv_heads * z.group, num_seqs), jnp.float32) if has_sums else None,
+            jax.ShapeDtypeStruct(sums_shape(num_seqs, z.num_kv_heads * z.group * z.head_dim), jnp.bfloat16)
+            if has_sums
+            else None,
         ],
         grid=(num_seqs,),
         grid_names=("token",),

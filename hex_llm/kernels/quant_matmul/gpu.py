@@ -27,14 +27,15 @@ from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.chain import MAX_TOKENS, padded
 from hex_llm.kernels.hopper import num_sms
 from hex_llm.kernels.matmul.reference import total
-from hex_llm.kernels.quant_matmul import gpu_decode, gpu_handover
+from hex_llm.kernels.quant_matmul import gpu_decode, gpu_handover, gpu_w4a8_zeros
 from hex_llm.kernels.quant_matmul.gpu_layout import LINE, grouping_of
 from hex_llm.kernels.quant_matmul.gpu_multiply import Wide
 from hex_llm.kernels.quant_matmul.gpu_plan import Plan, pace_of, plan_for, plan_for_many, ring_slots
-from hex_llm.kernels.quant_matmul.gpu_ring import Ring, Share
+from hex_llm.kernels.quant_matmul.gpu_ring import Ring, Run, Share
 from hex_llm.kernels.quant_matmul.gpu_w4a8_multiply import Narrow
 from hex_llm.kernels.quant_matmul.gpu_w4a8_tokens import Known, narrow
-from hex_llm.kernels.quant_matmul.rows import Rows, Tokens
+from hex_llm.kernels.quant_matmul.gpu_w4a8_zeros import Zeros
+from hex_llm.kernels.quant_matmul.rows import TILES, Rows, Tokens
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, HOPPER_ROWS, Packed
 
 LINE_BYTES = 128  # of a token's numbers, which are swizzled together
@@ -102,7 +103,7 @@ def _call(
     x: Array, known: Known | None, weight: Packed, dtype: jnp.dtype, plan: Plan, activation: Activation | None
 ) -> Array:
     """[splits, M, out], or gated [1, M, F]: of tokens [M, in] which the plan cuts without a rest."""
-    coding, grouping, pace = weight.coding, grouping_of(weight), pace_of(weight)
+    coding, grouping = weight.coding, grouping_of(weight)
     batch = x.shape[0]
     row_tiles, column_tiles, lines, _ = weight.data.shape
     workers, stack = plan.workers, plan.stack
@@ -112,7 +113,6 @@ def _call(
     tall = workers * stack // pieces_of_weight
     across, down = batch // (plan.tokens or batch), row_tiles // (workers * stack)
     tokens = batch // across
-    inner = Wide(coding, grouping, tokens, plan.depth) if known is None else Narrow(tokens)
     cuts = HOPPER_COLUMNS // plan.depth  # of a tile
     assert x.shape[1] == weight.shape[1], f"{x.shape[1]} columns of x for {weight.shape[1]} of the weight"
     assert activation is None or (stack == 2 and plan.splits == 1), f"{plan} gates parts of sums, or without an up"
@@ -136,26 +136,35 @@ def _call(
     swizzled = tiled, plgpu.SwizzleTransform(LINE_BYTES)  # pyright: ignore[reportAbstractUsage]
 
     def body(
-        x_ref, known_ref, w_ref, scale_ref, word_ref, o_ref, part_ref, x_ring, w_ring, scale_ring, sum_ring, full, empty
+        x_ref, known_ref, w_ref, scale_ref, word_ref, o_ref, part_ref,
+        x_ring, w_ring, scale_ring, full, empty, *for_zeros,
     ):  # fmt: skip
         block, worker = lax.axis_index("block"), lax.axis_index("worker")
         own = rounds if line else lax.div(pieces - block + blocks - 1, blocks)
         start, end = (lax.div(each * line, blocks) for each in (block, block + 1))
         count = own * length + end - start
 
-        ring = Ring(slots, x_ring, w_ring, scale_ring, sum_ring, full, empty)
+        ring, zeros = Ring(slots, x_ring, w_ring, scale_ring, full, empty), Zeros(*for_zeros) if for_zeros else None
+        inner = Wide(coding, grouping, tokens, plan.depth) if zeros is None else Narrow(tokens, zeros)
 
         def tile_of(index):
-            """(piece, tile in it) of a block's tiles: those of its own pieces, then its share, from the end of that."""
+            """(piece, tile in it, whether it ends a run of them) of a block's tiles: those of its own pieces, then its
+            share, from the last piece of that."""
             turn = lax.div(index, length)
-            own_place = block + turn * blocks, index - turn * length
+            own_place = block + turn * blocks, index - turn * length, index - turn * length == length - 1
             if not line:
                 return own_place
-            place = end - 1 - (index - own * length)
-            piece = lax.div(place, length)
-            shared_place = rounds * blocks + piece, place - piece * length
+            piece = lax.div(end - 1 - (index - own * length), length)
+            low, high = shared(piece)
+            tile = low + index - own * length - (end - (piece * length + high))
+            shared_place = rounds * blocks + piece, tile, tile == high - 1
             is_own = index < own * length
             return tuple(lax.select(is_own, *each) for each in zip(own_place, shared_place, strict=True))
+
+        def shared(piece):
+            """The tiles that a block has of one that is shared."""
+            before = piece * length
+            return jnp.maximum(start, before) - before, jnp.minimum(end, before + length) - before
 
         def place(piece):
             """(first tile of rows, first token, split) of a piece of work: along the tokens of a band, then down."""
@@ -173,7 +182,7 @@ def _call(
 
             def fetch(index, slot, with_weight=True, with_x=True):
                 tile, cut = (index, 0) if cuts == 1 else (lax.div(index, cuts), lax.rem(index, cuts))
-                piece, tile = tile_of(tile)
+                piece, tile, is_last = tile_of(tile)
                 first, token, split = place(piece)
                 column = split * length + tile
                 if with_weight:
@@ -189,9 +198,17 @@ def _call(
                 if with_x:
                     columns = pl.ds((column * cuts + cut) * plan.depth, plan.depth)
                     plgpu.copy_gmem_to_smem(x_ref.at[pl.ds(token, tokens), columns], x_ring.at[slot], full.at[slot])
-                    if known_ref is not None:
-                        source = known_ref.sums.at[column, pl.ds(token, tokens)]
-                        plgpu.copy_gmem_to_smem(source, sum_ring.at[slot, pl.ds(0, tokens)], full.at[slot])
+                    if zeros is not None:
+                        pl.when(is_last | (lax.rem(column, TILES) == TILES - 1))(lambda: fetch_sums(token, column))
+
+            def fetch_sums(token, column):
+                """Of tiles up to that of a column, when they have all been fetched."""
+                assert zeros is not None
+                plgpu.barrier_wait(zeros.free)
+                tiles = pl.ds(pl.multiple_of(column - lax.rem(column, TILES), TILES), TILES)
+                for i in range(2):
+                    source = known_ref.sums.at[i, pl.ds(token, tokens), tiles]
+                    plgpu.copy_gmem_to_smem(source, zeros.of_tokens.at[i], zeros.there)
 
             # The weight is there already; `x` is there when the kernel in front has ended.
             pl.loop(0, prefetched)(lambda t: fetch(t, t, with_x=False))
@@ -214,12 +231,16 @@ def _call(
             # The oldest that is still in use; where the ring was never full, that is the first.
             in_use = jnp.minimum(cuts * count, slots)
             lax.fori_loop(0, in_use, wait_for, lax.select(in_use == slots, slot, 0))
+            if zeros is not None:
+                plgpu.barrier_wait(zeros.free)
 
         @pl.when(worker < workers)
         def _compute():
             if workers == 2:
                 plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
             share = Share(worker, workers, stack)
+            if zeros is not None:
+                plgpu.barrier_arrive(zeros.free)
 
             def write(results, split, token, rows):
                 for own_rows, result in zip(rows, results, strict=True):
@@ -239,12 +260,14 @@ def _call(
                     totals, rows = [gpu_gate.gated(activation, *totals)], rows[:1]
                 write(totals, split, token, rows)
 
-            def accumulate(tiles, slot):
-                return inner.accumulate(ring, share, tiles, slot)
+            def accumulate(piece, tile, count, slot):
+                first = place(piece)[2] * length + tile
+                return inner.accumulate(ring, share, Run(first, count), slot)
 
             def own_piece(index, slot):
-                totals, slot = accumulate(length, slot)
-                finish(block + index * blocks, totals)
+                piece = block + index * blocks
+                totals, slot = accumulate(piece, 0, length, slot)
+                finish(piece, totals)
                 return slot
 
             def left_by(of):
@@ -255,9 +278,9 @@ def _call(
                 """From the last one of its share, whose end another block has, to the first, whose end is its own. No
                 share has all of a piece: sums go from block to block, and who has the end of a piece has them all."""
                 piece = lax.div(end - 1, length) - index
-                low, high = jnp.maximum(piece * length, start), jnp.minimum((piece + 1) * length, end)
-                sums, slot = accumulate(high - low, slot)
-                has_start, has_end = low == piece * length, high == (piece + 1) * length
+                low, high = shared(piece)
+                sums, slot = accumulate(rounds * blocks + piece, low, high - low, slot)
+                has_start, has_end = low == 0, high == length
 
                 def so_far():
                     return gpu_handover.add(*left_by(block - 1), sums)
@@ -286,9 +309,9 @@ def _call(
             plgpu.SMEM((slots, tokens, plan.depth), x.dtype, transforms=swizzled),
             plgpu.SMEM((slots, workers * stack, lines // cuts, LINE), jnp.int32),
             None if grouping is None else plgpu.SMEM((slots, workers * stack, words, HOPPER_ROWS), jnp.int32),
-            None if known is None else plgpu.SMEM((slots, pace.sums_kept(tokens)), jnp.float32),
-            plgpu.Barrier(num_arrivals=copies + (1 if known is None else 2), num_barriers=slots),
+            plgpu.Barrier(num_arrivals=copies + 1, num_barriers=slots),
             plgpu.Barrier(num_arrivals=workers, num_barriers=slots),
+            *([] if known is None else gpu_w4a8_zeros.scratch(workers, stack, tokens)),
         ],
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )

@@ -15,7 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels.quant_matmul import gpu_decode
 from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, CHUNKS, Grouping, chunk_lines
-from hex_llm.kernels.quant_matmul.gpu_ring import Ring, Share
+from hex_llm.kernels.quant_matmul.gpu_ring import Ring, Run, Share
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, HOPPER_ROWS, Coding
 
 
@@ -28,22 +28,22 @@ class Wide:
     tokens: int
     depth: int  # columns of a slot: a tile's, or half of them
 
-    def accumulate(self, ring: Ring, share: Share, tiles: Array | int, slot: Array) -> tuple[list[Array], Array]:
-        """The sums [64, tokens] of each tile of a share, through so many tiles from the slot on, and the next slot."""
+    def accumulate(self, ring: Ring, share: Share, run: Run, slot: Array) -> tuple[list[Array], Array]:
+        """The sums [64, tokens] of each tile of a share, through a run of them from the slot on, and the next slot."""
         cuts = HOPPER_COLUMNS // self.depth
 
-        def run(*totals: Any) -> Any:
+        def multiply(*totals: Any) -> Any:
             def tile(t: Array, slot: Array) -> Array:
                 for cut in range(cuts):
                     chunks = range(cut * CHUNKS // cuts, (cut + 1) * CHUNKS // cuts)
                     slot = self._multiply(ring, share, totals, slot, chunks, is_first=(t == 0) & (cut == 0))
                 return slot
 
-            end = lax.fori_loop(0, tiles, tile, slot)
+            end = lax.fori_loop(0, run.length, tile, slot)
             return [each[...] for each in totals], ring.before(end)
 
         sums = [plgpu.WGMMAAccumulatorRef((HOPPER_ROWS, self.tokens), jnp.float32)] * share.stack
-        totals, last = pl.run_scoped(run, *sums)
+        totals, last = pl.run_scoped(multiply, *sums)
         plgpu.barrier_arrive(ring.empty.at[last])
         return totals, ring.after(last)
 

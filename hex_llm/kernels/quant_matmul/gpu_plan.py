@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from hex_llm.kernels.chain import padded
 from hex_llm.kernels.hopper import MOST_BARRIERS, SHARED_BYTES, num_sms
+from hex_llm.kernels.quant_matmul import gpu_w4a8_zeros
 from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, grouping_of
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, HOPPER_ROWS, Packed, bits
 
@@ -45,22 +46,17 @@ class Pace:
     most_tokens: tuple[int, ...]  # of a piece of work, where tokens are cut: with one tile for each who multiplies, ...
     deep_tokens: int  # and up to which a slot has a whole tile
     token_bytes: int  # that a column of a token has in a slot
-    has_sums: bool  # of tokens, in each slot
-
-    def sums_kept(self, tokens: int) -> int:
-        """Places in a slot for a sum of each of so many tokens: copies begin at multiples of 128 bytes."""
-        return -(-tokens // 32) * 32 if self.has_sums else 0
 
 
 # By what was measured with int4.
 BF16 = Pace(
     memory=0, tile=0.12, token=0.0016, alone=(1.3, 1.1), tile_of_many=0.1, token_of_many=0.0024,
-    most_tokens=(256,), deep_tokens=128, token_bytes=2, has_sums=False,
+    most_tokens=(256,), deep_tokens=128, token_bytes=2,
 )  # fmt: skip
 # Likewise with w4a8.
 FP8 = Pace(
     memory=0.135, tile=0.02, token=0.0025, alone=(1.36, 1.5), tile_of_many=0.2, token_of_many=0.0009,
-    most_tokens=(128,), deep_tokens=192, token_bytes=1, has_sums=True,
+    most_tokens=(128,), deep_tokens=192, token_bytes=1,
 )  # fmt: skip
 
 
@@ -148,8 +144,9 @@ def ring_slots(tokens: int, weight: Packed, plan: Plan) -> int:
     words = 0 if grouping is None else grouping.words
     width = plan.tokens or padded(tokens)
     weights = plan.rows * (plan.depth * bits(weight.coding) // 8 + 4 * words)
-    slot = weights + width * plan.depth * pace.token_bytes + 4 * pace.sums_kept(width)
-    return plan.slots or min(SHARED_BYTES // slot, MOST_BARRIERS)
+    slot = weights + width * plan.depth * pace.token_bytes
+    beside = gpu_w4a8_zeros.size(plan.workers, plan.stack, width) if weight.layout == "hopper8" else 0
+    return plan.slots or min((SHARED_BYTES - beside) // slot, MOST_BARRIERS)
 
 
 def pace_of(weight: Packed) -> Pace:

@@ -12,7 +12,6 @@ class Ring(NamedTuple):
     x: Any  # [slots, tokens, depth]
     codes: Any  # [slots, rows / 64, lines, 128] int32
     scale: Any  # [slots, rows / 64, words, 64] int32; None: there is one for each row, elsewhere
-    sums: Any  # [slots, tokens at least] float32, of tokens in 8 bits; or None
     full: Any  # a barrier for each slot
     empty: Any  # likewise
 
@@ -21,6 +20,13 @@ class Ring(NamedTuple):
 
     def before(self, slot: Array) -> Array:
         return lax.select(slot == 0, self.slots - 1, slot - 1)
+
+
+class Run(NamedTuple):
+    """Tiles of a row of them, side by side."""
+
+    first: Array
+    length: Array | int
 
 
 class Share(NamedTuple):

@@ -15,7 +15,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from hex_llm.kernels import gpu_parts
 from hex_llm.kernels.chain import MAX_TOKENS, padded
 from hex_llm.kernels.gpu_warps import WARPS, warp_per_row
-from hex_llm.kernels.quant_matmul.rows import EightBits, Rows
+from hex_llm.kernels.quant_matmul.gpu_w4a8_zeros import two_parts
+from hex_llm.kernels.quant_matmul.rows import EightBits, Rows, sums_shape
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS
 
 THREADS = 128
@@ -67,9 +68,18 @@ def divided(row: Array, scale: Array, how: EightBits) -> Array:
     return how.rounded(how.within(row * (1 / scale)))
 
 
-def tile_sums(row: Array) -> Array:
-    """In a kernel: [tiles, 128] float8_e4m3fn -> [tiles] float32."""
-    return jnp.sum(row.astype(jnp.float16).astype(jnp.float32), axis=1)
+def write_sums(sums_ref: Any, token: Array, first: Any, row: Array) -> None:
+    """In a kernel: those of [tiles, 128] float8_e4m3fn, of which the first has that place."""
+    added = jnp.sum(row.astype(jnp.float16).astype(jnp.float32), axis=1)
+    for i, part in enumerate(two_parts(added)):
+        sums_ref.at[i, token, pl.ds(first, row.shape[0])][...] = part
+
+
+def fill_sums(sums_ref: Any, token: Array, count: int) -> None:
+    """In a kernel: zeros past so many."""
+    for i in range(2):
+        for place in range(count, sums_ref.shape[2]):
+            sums_ref[i, token, place] = jnp.bfloat16(0)
 
 
 @functools.partial(jax.jit, static_argnames="rows")
@@ -96,12 +106,14 @@ def quantize(x: Array, how: EightBits, rows: int | None = None) -> Rows:
         def write(i, row):
             values_ref[token, i] = row
             if sums_ref is not None:
-                sums_ref[i, :, token] = tile_sums(row)
+                write_sums(sums_ref, token, i * piece.shape[0], row)
 
         def write_scale(scale):
             @pl.when(part == 0)
             def _():
                 scale_ref[token] = scale
+                if sums_ref is not None:
+                    fill_sums(sums_ref, token, width // HOPPER_COLUMNS)
 
         @pl.when(token < tokens)
         def _token():
@@ -133,7 +145,7 @@ def quantize(x: Array, how: EightBits, rows: int | None = None) -> Rows:
         out_type=[
             jax.ShapeDtypeStruct((rows, count, *piece.shape), how.dtype),
             jax.ShapeDtypeStruct((rows,), jnp.float32),
-            jax.ShapeDtypeStruct((count, piece.shape[0], rows), jnp.float32) if piece.has_sums else None,
+            jax.ShapeDtypeStruct(sums_shape(rows, width), jnp.bfloat16) if piece.has_sums else None,
         ],
         grid=(rows,),
         grid_names=("token",),
@@ -142,5 +154,5 @@ def quantize(x: Array, how: EightBits, rows: int | None = None) -> Rows:
         scratch_types=gpu_parts.scratch(warpgroups, turns=1),
     )
     given = None if how.input_scale is None else how.input_scale.reshape(1)
-    values, scale, added = kernel(x.reshape(tokens, count, *piece.shape), given)
-    return Rows(values.reshape(rows, width), scale, str(x.dtype), None if added is None else added.reshape(-1, rows))
+    values, scale, sums = kernel(x.reshape(tokens, count, *piece.shape), given)
+    return Rows(values.reshape(rows, width), scale, str(x.dtype), sums)

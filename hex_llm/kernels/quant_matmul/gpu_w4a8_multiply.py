@@ -1,8 +1,7 @@
 """What a warpgroup on Hopper does with slots of 4-bit codes and tokens in 8 bits: it multiplies by the codes as they
 are, and its float32 sums of a tile, which is one group, by their scales.
 
-While products run, what the zeros take away is added: as much of the sum of a token's numbers. In the tensor cores,
-whose sums have fewer bits than float32, it would cost more of them, and time before a product.
+What zeros take away is subtracted for several tiles at once (`gpu_w4a8_zeros`).
 """
 
 import itertools
@@ -18,13 +17,15 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, vector
 
-from hex_llm.kernels.quant_matmul import gpu_w4a8_decode
-from hex_llm.kernels.quant_matmul.gpu_ring import Ring, Share
+from hex_llm.kernels.quant_matmul import gpu_w4a8_decode, gpu_w4a8_zeros
+from hex_llm.kernels.quant_matmul.gpu_ring import Ring, Run, Share
 from hex_llm.kernels.quant_matmul.gpu_w4a8_layout import SMALLER, scale_and_zero
+from hex_llm.kernels.quant_matmul.gpu_w4a8_zeros import Zeros
+from hex_llm.kernels.quant_matmul.rows import TILES
 from hex_llm.kernels.quant_matmul.weight import HOPPER_ROWS
 
 FEW_TOKENS = 80  # up to which there are registers for the sums of two products, beside the totals of two tiles
-ROWS, TOKENS = plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA.reduce(0)
+ROWS = plgpu.Layout.WGMMA.reduce(1)
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,10 @@ class Narrow:
     """With tokens in float8_e4m3fn."""
 
     tokens: int
+    zeros: Zeros
 
-    def accumulate(self, ring: Ring, share: Share, tiles: Array | int, slot: Array) -> tuple[list[Array], Array]:
-        """The sums [64, tokens] of each tile of a share, through so many tiles from the slot on, and the next slot."""
+    def accumulate(self, ring: Ring, share: Share, run: Run, slot: Array) -> tuple[list[Array], Array]:
+        """The sums [64, tokens] of each tile of a share, through a run of them from the slot on, and the next slot."""
         shape = (HOPPER_ROWS, self.tokens)
         together = share.stack if self.tokens <= FEW_TOKENS else 1  # products that run at a time
         ahead = together == share.stack  # codes of the next slot are loaded meanwhile: there are registers for them
@@ -46,47 +48,75 @@ class Narrow:
             plgpu.barrier_wait(ring.full.at[slot])
             return tuple(_codes(ring, slot, share.tile(i)) for i in range(share.stack) if ahead)
 
-        def run(*sums: Any) -> Any:
-            def multiply(slot: Array, totals: list[Array], loaded: tuple[Array, ...], after: Array | None) -> Any:
+        def multiply_all(*sums: Any) -> Any:
+            def multiply(column: Array, slot: Array, totals: Any, loaded: Any, after: Array | None) -> Any:
                 """Adds a slot's products, and loads the one after it, if that is given."""
-                loaded_after = loaded
+                totals, loaded_after = list(totals), loaded
                 for products in itertools.batched(range(share.stack), together):
                     # All at once: there is one wait for shared memory then.
                     codes = [loaded[i] if ahead else _codes(ring, slot, share.tile(i)) for i in products]
                     of_rows = [scale_and_zero(_words(ring, slot, share.tile(i))) for i in products]
                     numbers = [gpu_w4a8_decode.decode(each) for each in codes]
                     for each in sums:
-                        each[...] = zeros(shape)
+                        each[...] = blank(shape)
                     for each, left in zip(sums, numbers, strict=True):
                         plgpu.wgmma(each, left, ring.x.at[slot].transpose((1, 0)))
                     if ahead and after is not None:
                         loaded_after = load(after)
-                    of_tokens = lax.broadcast_in_dim(sums_of_tokens(ring, slot, self.tokens), shape, [1])
                     for i, (scale, zero) in zip(products, of_rows, strict=True):
-                        totals[i] -= along(zero * scale * (1 / SMALLER)) * of_tokens
+                        place = self.zeros.of_rows.at[share.tile(i), lax.rem(column, TILES)]
+                        place[...] = zero * scale * (1 / SMALLER)
                     for i, each, (scale, _) in zip(products, sums, of_rows, strict=True):
-                        found = plgpu.wgmma_accumulator_load(each, wait_n=products[-1] - i)
-                        # Without the barrier, the compiler may read it before the wait.
-                        totals[i] += lax.optimization_barrier(found) * along(scale)
+                        totals[i] += _result(each, products[-1] - i) * along(scale)
                 plgpu.barrier_arrive(ring.empty.at[slot])
-                return totals, loaded_after
+                return tuple(totals), loaded_after
 
-            def tile(_: Array, carry: Any) -> Any:
-                slot, totals, loaded = carry
-                after = ring.after(slot)
-                totals, loaded = multiply(slot, list(totals), loaded, after)
-                if not ahead:
-                    load(after)
-                return after, tuple(totals), loaded
+            def tiles(_: Array, carry: Any) -> Any:
+                """Those whose zeros are subtracted at a time."""
+                column, slot, totals = carry
+                first = lax.rem(column, TILES)
+                count = jnp.minimum(TILES - first, run.first + run.length - column)
 
-            begin = slot, tuple(zeros(shape) for _ in range(share.stack)), load(slot)
-            last, totals, loaded = lax.fori_loop(0, tiles - 1, tile, begin)
-            return multiply(last, list(totals), loaded, None)[0], ring.after(last)
+                def tile(i: Array, carry: Any) -> Any:
+                    slot, totals, loaded = carry
+                    after = ring.after(slot)
+                    totals, loaded = multiply(column + i, slot, totals, loaded, after)
+                    if not ahead:
+                        load(after)
+                    return after, totals, loaded
 
-        return pl.run_scoped(run, *[plgpu.WGMMAAccumulatorRef(shape, jnp.float32)] * together)
+                last, totals, loaded = lax.fori_loop(0, count - 1, tile, (slot, totals, load(slot)))
+                totals, _ = multiply(column + count - 1, last, totals, loaded, None)
+                totals = subtract(list(totals), first, count)
+                return column + count, ring.after(last), totals
+
+            def subtract(totals: list[Array], first: Array, count: Array) -> tuple[Array, ...]:
+                plgpu.commit_smem()  # what threads have left there for each other
+                plgpu.barrier_wait(self.zeros.there)
+                for i in range(share.stack):
+                    high, low = gpu_w4a8_zeros.parts_of_rows(self.zeros, share.tile(i), first, count)
+                    sums[0][...] = blank(shape)
+                    for left, right in ((high, 0), (high, 1), (low, 0)):
+                        plgpu.wgmma(sums[0], left, self.zeros.of_tokens.at[right].transpose((1, 0)))
+                    totals[i] -= _result(sums[0], 0)
+                plgpu.barrier_arrive(self.zeros.free)
+                return tuple(totals)
+
+            turns = lax.div(run.first + run.length - 1, TILES) - lax.div(run.first, TILES) + 1
+            begin = run.first, slot, tuple(blank(shape) for _ in range(share.stack))
+            _, end, totals = lax.fori_loop(0, turns, tiles, begin)
+            return list(totals), end
+
+        return pl.run_scoped(multiply_all, *[plgpu.WGMMAAccumulatorRef(shape, jnp.float32)] * together)
 
 
-def zeros(shape: tuple[int, int]) -> Array:
+def _result(sums: Any, running: int) -> Array:
+    """Of a product after which so many were begun."""
+    # Without the barrier, the compiler may read it before the wait.
+    return lax.optimization_barrier(plgpu.wgmma_accumulator_load(sums, wait_n=running))
+
+
+def blank(shape: tuple[int, int]) -> Array:
     """Each from an instruction of its own, as ptxas wants them: then products begin without them. To LLVM zeros are one
     register, of which it makes copies, for which ptxas may even wait until a product has ended."""
 
@@ -102,10 +132,6 @@ def zeros(shape: tuple[int, int]) -> Array:
         return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
 
     return made()  # pyright: ignore[reportCallIssue]
-
-
-def sums_of_tokens(ring: Ring, slot: Array, count: int) -> Array:
-    return plgpu.load(ring.sums.at[slot, pl.ds(0, count)], layout=TOKENS, optimized=False)
 
 
 def _codes(ring: Ring, slot: Array, tile: Any) -> Array:

@@ -4,12 +4,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from hex_llm.kernels import float8
-from hex_llm.kernels.quant_matmul.weight import Codes, Coding, Packed
+from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, Codes, Coding, Packed
 from hex_llm.pytree import pytree, static
 
 # Codings whose weights multiply tokens of the weight's own type.
 TYPES: dict[Coding, str] = {"fp8": "float8_e4m3fn", "w8a8": "int8", "w4a8": "float8_e4m3fn"}
 _RANGES = {"float8_e4m3fn": (-float8.LARGEST, float8.LARGEST), "int8": (-128.0, 127.0)}
+TILES = 16  # of 128 columns each, whose sums are multiplied at a time
 _ZERO = 2.0**-100  # a row without a larger number is of zeros: what divides by its scale must not overflow
 
 
@@ -63,7 +64,9 @@ class Rows:
     values: Array  # [M, in]: float8_e4m3fn or int8
     scale: Array  # [M] float32
     type_name: str = static()  # of the tokens that they were made of
-    sums: Array | None = None  # [in / 128, M] float32: of each 128 numbers of `values`; None: nobody added them up
+    # [2, M, in / 128, up to whole `TILES`] bfloat16: of each 128 numbers of `values` the sum, and what is left of that;
+    # zeros past them. None: nobody added them up.
+    sums: Array | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -76,6 +79,11 @@ class Rows:
 
 
 type Tokens = Array | Rows
+
+
+def sums_shape(rows: int, width: int) -> tuple[int, int, int]:
+    """Of `Rows.sums`."""
+    return 2, rows, -(-width // HOPPER_COLUMNS // TILES) * TILES
 
 
 def taken_by(weight: Codes | Packed) -> EightBits:
