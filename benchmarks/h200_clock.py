@@ -1,5 +1,6 @@
 """How long the device takes for a call, without what the host takes to launch it."""
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,12 @@ from jax import Array, lax
 # Options for what is part of a chain of kernels, as `runner.xla_options` has them.
 CHAIN = {"xla_gpu_enable_command_buffer": ""}
 _PLUG_SIZE = 8192
+
+
+def require_gpu() -> None:
+    """Ends a benchmark that says nothing elsewhere."""
+    if (found := jax.default_backend()) != "gpu":
+        sys.exit(f"This benchmark needs an NVIDIA GPU of the Hopper generation; JAX has found none, but: {found}.")
 
 
 @jax.jit

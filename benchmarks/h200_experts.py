@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from benchmarks.h200_clock import CHAIN, seconds
+from benchmarks.h200_clock import CHAIN, require_gpu, seconds
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.grouped_matmul import gpu
 from hex_llm.kernels.quant_matmul import gpu_expert_layout
@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
     parser.add_argument("--seconds", type=float, default=600, help="begin no measurement after so many")
     options = parser.parse_args()
+    require_gpu()
     until = time.perf_counter() + options.seconds
     for name in options.only.split(","):
         case = CASES[name]

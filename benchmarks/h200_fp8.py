@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from benchmarks.h200_clock import CHAIN, seconds
+from benchmarks.h200_clock import CHAIN, require_gpu, seconds
 from hex_llm.kernels.activation import gated
 from hex_llm.kernels.chain import MAX_TOKENS
 from hex_llm.kernels.matmul import add_norm_gpu
@@ -220,6 +220,7 @@ def main() -> None:
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(parts), help=f"of {','.join(parts)}")
     parser.add_argument("--many", nargs="+", type=int, default=MANY, help="tokens of its batches")
     options = parser.parse_args()
+    require_gpu()
     for name in options.only:
         parts[name]()
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from benchmarks.h200_clock import CHAIN, seconds
+from benchmarks.h200_clock import CHAIN, require_gpu, seconds
 from hex_llm.kernels.activation import Activation, gated
 from hex_llm.kernels.lora_matmul import gpu, reference
 from hex_llm.kernels.lora_matmul.weight import Adapted, Pairs
@@ -100,6 +100,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(PRODUCTS), default=list(PRODUCTS))
     parser.add_argument("--tokens", nargs="+", type=int, default=BATCHES)
     options = parser.parse_args()
+    require_gpu()
     for name in options.only:
         for tokens in options.tokens:
             print(json.dumps(measure(name, tokens)), flush=True)

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from benchmarks.h200_clock import require_gpu
 from benchmarks.h200_quant import (
     DOWN,
     GATE_UP,
@@ -142,6 +143,7 @@ def main() -> None:
     parser.add_argument("--tokens", nargs="+", type=int, default=[16, 64, 128])
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES_OF_8B))
     options = parser.parse_args()
+    require_gpu()
     end = time.monotonic() + options.seconds
     cases = list(itertools.starmap(Case, itertools.product(options.codings, options.shapes, options.tokens)))
     with ThreadPoolExecutor(8) as pool:  # before anything is timed: it would share the host

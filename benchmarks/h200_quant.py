@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from benchmarks.h200_clock import CHAIN, seconds
+from benchmarks.h200_clock import CHAIN, require_gpu, seconds
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.quant_matmul import gpu, gpu_layout, gpu_rows, gpu_w4a8_layout, reference
 from hex_llm.kernels.quant_matmul.rows import Tokens, taken_by
@@ -201,6 +201,7 @@ def main() -> None:
     parser.add_argument("--codings", nargs="+", choices=codings, default=codings, help="that are proved and measured")
     parser.add_argument("--tokens", nargs="+", type=int, choices=batches, default=batches, help="of the cases")
     options = parser.parse_args()
+    require_gpu()
     end = time.monotonic() + options.seconds
     chosen = [case for case in cases() if case.coding in options.codings and case.tokens in options.tokens]
     chosen = chosen[: options.only]

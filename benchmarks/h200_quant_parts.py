@@ -1,12 +1,12 @@
 """What bounds a product with 4-bit weights on an H200: one is timed cut in several ways, and with parts left out; then
 it runs for a while, beside others, and the driver tells the clock and the power.
 
-    python -m benchmarks.h200_quant_parts --seconds 100
+    python -m benchmarks.h200_quant_parts --seconds 100 [--codings w4a8]
 
 Each case is a JSON line. What lacks a part computes nonsense, at the speed of the rest: `decode` leaves the codes as
-they are, `zeros` leaves out what brings them to size and subtracts their zeros (one instruction in three, as if scale
-and zero were one), `products` decodes and does not multiply. `with_norm_us` has the kernel behind it, too, which adds
-up what the product left in parts.
+they are, `zeros` leaves out what subtracts their zeros (of int4 also what brings them to size, one instruction in
+three, as if scale and zero were one), `products` decodes and does not multiply. `with_norm_us` has the kernel behind
+it, too, which adds up what the product left in parts.
 """
 
 import argparse
@@ -28,19 +28,40 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, vector
 
+from benchmarks.h200_clock import require_gpu
 from benchmarks.h200_fp8 import fp8_weight
-from benchmarks.h200_quant import DOWN, GATE_UP, OUT, QKV, new_weight, new_x, plain_product, plain_time, timed
+from benchmarks.h200_quant import (
+    DOWN,
+    GATE_UP,
+    OUT,
+    QKV,
+    as_taken,
+    new_weight,
+    new_x,
+    plain_product,
+    plain_time,
+    timed,
+)
 from hex_llm.kernels.activation import Activation
 from hex_llm.kernels.matmul import add_norm_gpu
 from hex_llm.kernels.matmul.reference import total
-from hex_llm.kernels.quant_matmul import gpu, gpu_decode, gpu_eight_bits, gpu_layout, reference
+from hex_llm.kernels.quant_matmul import (
+    gpu,
+    gpu_decode,
+    gpu_eight_bits,
+    gpu_layout,
+    gpu_w4a8_decode,
+    gpu_w4a8_multiply,
+    reference,
+)
 from hex_llm.kernels.quant_matmul.gpu_layout import CHUNK, VECTOR, Grouping
 from hex_llm.kernels.quant_matmul.gpu_plan import Plan
+from hex_llm.kernels.quant_matmul.rows import Tokens
 from hex_llm.kernels.quant_matmul.weight import HOPPER_ROWS, Coding, Packed
 from hex_llm.kernels.rms import Rms
 
 GATE_UP_70B, QKV_70B = (57344, 8192), (10240, 8192)
-KIND = "int4", 128
+GROUP = 128
 WEIGHTS = 8  # of a shape, so that no cache holds them
 STEADY_S = 2.0
 SAMPLE_MS = 50
@@ -52,9 +73,16 @@ class Case(NamedTuple):
     plan: Plan
     without: str = ""
     activation: Activation | None = None
+    coding: Coding = "int4"
 
 
-def cases() -> Iterator[Case]:
+def w4a8_cases() -> Iterator[Case]:
+    for tokens, plan in ((64, Plan(workers=2, stack=2)), (8192, Plan(workers=2, stack=1, tokens=128))):
+        for without in ("", "zeros", "decode", "zeros decode", "products"):
+            yield Case(GATE_UP, tokens, plan, without, coding="w4a8")
+
+
+def int4_cases() -> Iterator[Case]:
     tall = Plan(workers=2, stack=2)
     for tokens in (16, 64, 128):
         for without in ("", "decode", "zeros", "products"):
@@ -69,6 +97,9 @@ def cases() -> Iterator[Case]:
     for tokens, even in itertools.product((64, 128), (False, True)):
         yield Case(GATE_UP_70B, tokens, Plan(workers=2, stack=2, even=even), activation="silu")
         yield Case(QKV_70B, tokens, Plan(workers=2, stack=1, even=even))
+
+
+CASES: dict[Coding, Callable[[], Iterator[Case]]] = {"int4": int4_cases, "w4a8": w4a8_cases}
 
 
 def undecoded(words: Array, scales: tuple[Array, ...], coding: Coding, grouping: Grouping | None, chunk: int) -> Array:
@@ -91,7 +122,7 @@ def unmultiplied(accumulator: Any, left: Array, right: Any) -> None:
     """In place of `wgmma`: takes the left side, so that it is there."""
     del accumulator, right
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA,))
+    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA_8BIT if left.dtype.itemsize == 1 else plgpu.Layout.WGMMA,))
     def take(_: Any, left: Any) -> None:
         i32 = ir.IntegerType.get_signless(32)
         for register in left.registers.flat:
@@ -101,20 +132,28 @@ def unmultiplied(accumulator: Any, left: Array, right: Any) -> None:
     take(left)  # pyright: ignore[reportCallIssue]
 
 
+PRODUCTS = plgpu, "wgmma", unmultiplied
 REPLACED = {
-    "decode": (gpu_decode, "decode", undecoded),
-    "zeros": (gpu_decode, "_less", lambda number, *_: number),
-    "products": (plgpu, "wgmma", unmultiplied),
+    "int4": {
+        "decode": (gpu_decode, "decode", undecoded),
+        "zeros": (gpu_decode, "_less", lambda number, *_: number),
+        "products": PRODUCTS,
+    },
+    "w4a8": {
+        "decode": (gpu_w4a8_decode, "_halves", lambda word: (word, word)),
+        "zeros": (gpu_w4a8_multiply, "_taken_away", lambda sums, *_: gpu_w4a8_multiply.blank(sums.shape)),
+        "products": PRODUCTS,
+    },
 }
 
 
 @contextlib.contextmanager
-def left_out(without: str) -> Iterator[None]:
-    before = [(module, name, getattr(module, name)) for module, name, _ in map(REPLACED.__getitem__, without.split())]
+def left_out(coding: Coding, without: str) -> Iterator[None]:
+    replaced = [REPLACED[coding][part] for part in without.split()]
+    before = [(module, name, getattr(module, name)) for module, name, _ in replaced]
     jax.clear_caches()
     try:
-        for part in without.split():
-            module, name, function = REPLACED[part]
+        for module, name, function in replaced:
             setattr(module, name, function)
         yield
     finally:
@@ -124,23 +163,26 @@ def left_out(without: str) -> Iterator[None]:
 
 
 @functools.cache
-def weights_of(shape: tuple[int, int]) -> list[Packed]:
-    return [new_weight(*KIND, shape, seed) for seed in range(WEIGHTS)]
+def weights_of(coding: Coding, shape: tuple[int, int]) -> list[Packed]:
+    return [new_weight(coding, GROUP, shape, seed) for seed in range(WEIGHTS)]
 
 
 def measure(case: Case) -> dict[str, Any]:
     row = {name: value for name, value in case._asdict().items() if name != "plan"}
     plan = {name: value for name, value in vars(case.plan).items() if value != Plan.__dataclass_fields__[name].default}
     bf16 = plain_time(case.shape, case.tokens)
-    x, weights = new_x(case.shape, case.tokens), weights_of(case.shape)
+    weights, tokens = weights_of(case.coding, case.shape), new_x(case.shape, case.tokens)
+    x = as_taken(tokens, weights[0])
 
-    def product(x: Array, weight: Packed) -> Array:
+    def product(x: Tokens, weight: Packed) -> Array:
+        if case.tokens > gpu.MAX_TOKENS:
+            return gpu.matmul(x, weight, plan=case.plan)
         return gpu.parts(x, weight, plan=case.plan, activation=case.activation)
 
-    with left_out(case.without) if case.without else contextlib.nullcontext():
+    with left_out(case.coding, case.without) if case.without else contextlib.nullcontext():
         took = timed(product, x, weights)(x, weights)
-    if not case.without and case.activation is None:
-        row["error"] = round(error(case.plan, x, weights[0]), 5)
+    if not case.without and case.activation is None and case.coding == "int4":
+        row["error"] = round(error(case.plan, tokens, weights[0]), 5)
     row |= plan | {"us": round(1e6 * took, 1), "of_bf16": round(took / bf16, 3)}
     if case.shape[0] == OUT[0]:
         row["with_norm_us"] = round(1e6 * timed(normed(case.plan), x, weights)(x, weights), 1)
@@ -171,7 +213,7 @@ def steady_cases(tokens: int) -> Iterator[dict[str, Any]]:
     yield steady("bf16", plain_product, x, [wide(seed) for seed in range(WEIGHTS)])
     narrow = jax.jit(lambda seed: fp8_weight(seed, *GATE_UP))
     yield steady("fp8", gpu_eight_bits.parts, x, [narrow(seed) for seed in range(WEIGHTS)])
-    yield steady("int4", gpu.parts, x, weights_of(GATE_UP))
+    yield steady("int4", gpu.parts, x, weights_of("int4", GATE_UP))
 
 
 def error(plan: Plan, x: Array, weight: Packed) -> float:
@@ -190,11 +232,14 @@ def normed(plan: Plan) -> Callable[[Array, Any], Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="What bounds a product with 4-bit weights on an H200.")
     parser.add_argument("--seconds", type=float, default=300, help="no case is begun after so long")
-    end = time.monotonic() + parser.parse_args().seconds
-    for tokens in (16, 64, 128):
+    parser.add_argument("--codings", nargs="+", choices=list(CASES), default=["int4"])
+    options = parser.parse_args()
+    require_gpu()
+    end = time.monotonic() + options.seconds
+    for tokens in (16, 64, 128) if "int4" in options.codings else ():
         for row in steady_cases(tokens):
             print(json.dumps(row), flush=True)
-    for case in cases():
+    for case in itertools.chain.from_iterable(CASES[coding]() for coding in options.codings):
         if time.monotonic() > end:
             print(json.dumps({"left_out": str(case)}), flush=True)
             continue

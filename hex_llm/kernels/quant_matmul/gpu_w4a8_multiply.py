@@ -94,11 +94,7 @@ class Narrow:
                 plgpu.commit_smem()  # what threads have left there for each other
                 plgpu.barrier_wait(self.zeros.there)
                 for i in range(share.stack):
-                    high, low = gpu_w4a8_zeros.parts_of_rows(self.zeros, share.tile(i), first, count)
-                    sums[0][...] = blank(shape)
-                    for left, right in ((high, 0), (high, 1), (low, 0)):
-                        plgpu.wgmma(sums[0], left, self.zeros.of_tokens.at[right].transpose((1, 0)))
-                    totals[i] -= _result(sums[0], 0)
+                    totals[i] -= _taken_away(sums[0], self.zeros, share.tile(i), first, count)
                 plgpu.barrier_arrive(self.zeros.free)
                 return tuple(totals)
 
@@ -108,6 +104,15 @@ class Narrow:
             return list(totals), end
 
         return pl.run_scoped(multiply_all, *[plgpu.WGMMAAccumulatorRef(shape, jnp.float32)] * together)
+
+
+def _taken_away(sums: Any, zeros: Zeros, tile: Any, first: Array, count: Array) -> Array:
+    """By zeros, of so many tiles."""
+    high, low = gpu_w4a8_zeros.parts_of_rows(zeros, tile, first, count)
+    sums[...] = blank(sums.shape)
+    for left, right in ((high, 0), (high, 1), (low, 0)):
+        plgpu.wgmma(sums, left, zeros.of_tokens.at[right].transpose((1, 0)))
+    return _result(sums, 0)
 
 
 def _result(sums: Any, running: int) -> Array:
