@@ -76,8 +76,8 @@ class Case(NamedTuple):
         if self.is_few:
             return list(plans(self.tokens, *self.shape, gated=self.activation is not None))
         found = list(plans_for_many(self.tokens, self.shape[0], pace=self.pace))
-        sizes = {stack: sorted({each.tokens or 0 for each in found if each.stack == stack}) for stack in (1, 2)}
-        widest = [each for each in found if each.tokens in sizes[each.stack][-WIDEST:]]
+        sizes = sorted({each.tokens or 0 for each in found})
+        widest = [each for each in found if each.tokens in sizes[-WIDEST:]]
         return list(dict.fromkeys([self.chosen(), *widest]))
 
     def chosen(self) -> Plan:

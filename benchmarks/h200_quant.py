@@ -2,10 +2,10 @@
 
     python -m benchmarks.h200_quant --seconds 150 [--codings int4 int8] [--tokens 16 64]
 
-First every coding's decoder is proved, number by number; then each case is a JSON line: microseconds of one product,
-its share of what XLA takes in bfloat16, and in some the distance from the float32 product. Eight weights are used one
-after the other, so that nothing is found in the L2 cache. Up to 128 tokens, w4a8 finds them in 8 bits, as the kernel in
-front leaves them; more are brought to them in its time.
+First rows in 8 bits and every coding's decoder are proved, number by number; then each case is a JSON line:
+microseconds of one product, its share of what XLA takes in bfloat16, and in some the distance from the float32 product.
+Eight weights are used one after the other, so that nothing is found in the L2 cache. Up to 128 tokens, w4a8 finds them
+in 8 bits, as the kernel in front leaves them; more are brought to them in its time.
 """
 
 import argparse
@@ -23,13 +23,17 @@ from jax import Array, lax
 
 from benchmarks.h200_clock import CHAIN, require_gpu, seconds
 from hex_llm.kernels.activation import Activation
+from hex_llm.kernels.matmul import add_norm_gpu
+from hex_llm.kernels.matmul import reference as matmul_reference
 from hex_llm.kernels.quant_matmul import gpu, gpu_layout, gpu_rows, gpu_w4a8_layout, reference
-from hex_llm.kernels.quant_matmul.rows import Tokens, taken_by
+from hex_llm.kernels.quant_matmul.rows import EightBits, Tokens, taken_by
 from hex_llm.kernels.quant_matmul.weight import TABLES, Codes, Coding, Packed
+from hex_llm.kernels.rms import Rms
 
 GATE_UP, DOWN, QKV, OUT = (28672, 4096), (4096, 14336), (6144, 4096), (4096, 4096)
 # Or XLA leaves out a cast there and back, and with it that tokens are rounded to 8 bits.
 EXACT = {"xla_allow_excess_precision": False}
+WIDTHS, RUNS = (4096, 8192, 14336), 200  # of rows, and how often they are brought to 8 bits
 MANY = 512  # tokens: with more, fewer weights and repeats do
 GROUPS: list[tuple[Coding, int | None]] = [
     ("int8", None), ("int8", 32), ("int8", 128), ("int4", None), ("int4", 32), ("int4", 64), ("int4", 128),
@@ -105,6 +109,27 @@ def prove(coding: Coding, group: int | None) -> bool:
     rows = [gpu.matmul(ones[i : i + 128], packed, dtype=jnp.dtype(jnp.float32)) for i in range(0, 512, 128)]
     got = jnp.concatenate(rows).T
     return bool((got == want.astype(jnp.float32)).all())
+
+
+def prove_rows(width: int) -> bool:
+    """Whether rows come in the reference's 8 bits, again and again, wherever in them the largest numbers are: several
+    warpgroups share one."""
+    where = jnp.arange(width) * 8 // width == jnp.arange(64)[:, None] % 8
+    x = jax.random.normal(jax.random.key(width), (64, width), jnp.bfloat16) * jnp.where(where, 100, 1).astype(
+        jnp.bfloat16
+    )
+    how = EightBits(None, "float8_e4m3fn", with_sums=True)
+    values, scale = jax.jit(reference.quantize_rows, compiler_options=EXACT)(x, how)
+    added, weight, rms = jnp.stack([x, x]), jnp.ones(width, jnp.bfloat16), Rms(1e-5)
+    _, normed = jax.jit(matmul_reference.add_norm, static_argnums=3, compiler_options=EXACT)(x, added, weight, rms)
+    found = [(gpu_rows.quantize(x, how), *add_norm_gpu.add_norm(x, added, weight, rms)) for _ in range(RUNS)]
+    return all(
+        (rows.values == values).all()
+        and (rows.scale == scale[:, 0]).all()
+        and (norm == found[0][2]).all()
+        and jnp.allclose(norm.astype(jnp.float32), normed.astype(jnp.float32), rtol=2**-7)
+        for rows, _, norm in found
+    )
 
 
 def timed(call: Callable[[Any, Any], Any], x: Any, weights: list[Any]) -> Callable[[Any, list[Any]], float]:
@@ -207,6 +232,8 @@ def main() -> None:
     chosen = chosen[: options.only]
     with ThreadPoolExecutor(8) as pool:  # before anything is timed: it would share the host
         runs = list(pool.map(compiled, chosen))
+    for width in WIDTHS:
+        print(json.dumps({"rows_of": width, "are_exact": prove_rows(width)}), flush=True)
     for coding, group in (each for each in GROUPS if each[0] in options.codings):
         print(json.dumps({"coding": coding, "group": group, "decoder_is_exact": prove(coding, group)}), flush=True)
     for case, run in zip(chosen, runs, strict=True):

@@ -8,26 +8,32 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from hex_llm.kernels.gpu_warps import WARPS
+
 MOST = 4
 NAME = "part"  # of the axis
 
 
 class Parts(NamedTuple):
-    """What the warpgroups of a block tell each other."""
+    """What the warps of a block tell each other.
+
+    Mosaic has a place in shared memory for what the warps of a warpgroup reduce together, and that is the same one for
+    all of a block. So an array is to be reduced to a number for each warp, and here for the rest.
+    """
 
     number: int
-    told: Any  # [turns, number] float32, in shared memory; None where there is one
+    told: Any  # [turns, number, WARPS] float32, in shared memory
     barriers: Any  # one for each turn
 
-    def over_all(self, reduce: Callable[[Array, Array], Array], value: Array, turn: int = 0) -> Array:
-        """Of each one's value, in order. Each turn is taken once."""
-        if self.number == 1:
-            return value
-        self.told[turn, own_part()] = value
+    def over_all(self, reduce: Callable[[Array, Array], Array], of_warps: Array, turn: int = 0) -> Array:
+        """Of the numbers [WARPS] of each one, in order. Each turn is taken once."""
+        self.told.at[turn, own_part()][...] = of_warps
         barrier = self.barriers.at[turn]
         plgpu.barrier_arrive(barrier)
         plgpu.barrier_wait(barrier)
-        return functools.reduce(reduce, [self.told[turn, i] for i in range(self.number)])
+        return functools.reduce(
+            reduce, [self.told[turn, part, warp] for part in range(self.number) for warp in range(WARPS)]
+        )
 
 
 def own_part() -> Array:
@@ -38,8 +44,9 @@ def most_parts(fits: Callable[[int], bool]) -> int:
     return next((n for n in (MOST, MOST // 2) if fits(n)), 1)
 
 
-def scratch(count: int, turns: int) -> list[Any]:
+def scratch(number: int, turns: int) -> list[Any]:
     """The memory that `Parts` has."""
-    if count == 1:
-        return [None, None]
-    return [plgpu.SMEM((turns, count), jnp.float32), plgpu.Barrier(num_arrivals=count, num_barriers=turns)]
+    return [
+        plgpu.SMEM((turns, number, WARPS), jnp.float32),
+        plgpu.Barrier(num_arrivals=number, num_barriers=turns),
+    ]

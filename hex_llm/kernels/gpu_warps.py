@@ -8,14 +8,14 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 WARPS = 4
 LANES = 32
-VECTORS = (4, 2, 1)  # elements that a lane loads at a time
+VECTORS = (4, 2, 1)  # elements that a lane loads at a time, the most that fit
 
 
-def warp_per_row(rows: int, columns: int) -> Any:
+def warp_per_row(rows: int, columns: int, vectors: tuple[int, ...] = VECTORS) -> Any:
     """The layout of [rows, columns] with a row for each warp, of an even number of columns; what is too few for all
     warps or lanes is held twice."""
     lanes = math.gcd(columns, LANES)
-    vector = next(size for size in VECTORS if columns // lanes % size == 0)
+    vector = next(size for size in vectors if columns // lanes % size == 0)
     return plgpu.Layout.TILED(
         fragmented_array.Tiling(((rows, lanes * vector), (vector,))),
         warp_dims=(() if rows == 1 else (-3,)) + copies(WARPS // rows),

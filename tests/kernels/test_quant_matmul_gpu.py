@@ -300,7 +300,7 @@ def test_a_plan_covers_its_shape_and_fits_a_block(name, kind):
         for plan in plans:
             assert out % plan.rows == 0
             assert size % (128 * plan.splits) == 0
-            assert (tokens if plan.tokens is None else plan.tokens) <= gpu_plan.BF16.most_tokens[0]
+            assert (tokens if plan.tokens is None else plan.tokens) <= gpu_plan.BF16.most_tokens
             assert plan.splits == 1 or not plan.even
             # A slot has a barrier, and a block no more than so many of those.
             assert 3 <= gpu_plan.ring_slots(tokens, weight, plan) <= 32, plan

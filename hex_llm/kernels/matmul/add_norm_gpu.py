@@ -14,7 +14,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels import gpu_parts
 from hex_llm.kernels.chain import padded
-from hex_llm.kernels.quant_matmul.gpu_rows import divided, fill_sums, held, parts_for, write_sums
+from hex_llm.kernels.quant_matmul.gpu_rows import divided, held, parts_for, write_scale, write_sums
 from hex_llm.kernels.quant_matmul.rows import EightBits, Rows, sums_shape
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS
 from hex_llm.kernels.rms import Rms
@@ -52,7 +52,7 @@ def add_norm(
 
         def normed(row, scale, turn):
             wide = row.astype(jnp.float32)
-            squares = parts.over_all(jnp.add, line.over_all(jnp.sum, wide * wide), turn)
+            squares = parts.over_all(jnp.add, line.of_warps(jnp.add, jnp.sum, wide * wide), turn)
             factor = lax.rsqrt(squares / width + rms.eps)
             scale = scale.astype(jnp.float32)
             if rms.plus_one:
@@ -68,13 +68,6 @@ def add_norm(
             norm_ref[token, part] = norm
             if sums_ref is not None:
                 write_sums(sums_ref, token, part * line.shape[0], norm)
-
-        def write_scale(scale):
-            @pl.when(part == 0)
-            def _():
-                scale_ref[token] = scale
-                if sums_ref is not None:
-                    fill_sums(sums_ref, token, width // HOPPER_COLUMNS)
 
         @pl.when(token < tokens)
         def _token():
@@ -92,14 +85,14 @@ def add_norm(
                 norm = norm.astype(jnp.float32)
                 divisor = line.scale(norm, eight_bits, parts, of_scale) if given is None else given
                 norm = divided(norm, divisor, eight_bits)
-                write_scale(divisor)
+                write_scale(scale_ref, sums_ref, token, divisor, width // HOPPER_COLUMNS)
             write(norm)
 
         @pl.when(token >= tokens)
         def _padding():
             write(plgpu.layout_cast(jnp.zeros(line.shape, norm_dtype), line.layout))
             if eight_bits is not None:
-                write_scale(jnp.float32(1))
+                write_scale(scale_ref, sums_ref, token, jnp.float32(1), width // HOPPER_COLUMNS)
 
     kernel = plgpu.kernel(
         body,

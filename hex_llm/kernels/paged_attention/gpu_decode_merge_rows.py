@@ -16,11 +16,11 @@ from hex_llm.kernels.hopper import LOG2E
 from hex_llm.kernels.paged_attention.gpu_decode_merge import FEW_ROWS, merge_into
 from hex_llm.kernels.paged_attention.gpu_decode_plan import DecodePlan
 from hex_llm.kernels.paged_attention.gpu_decode_sizes import Sizes
-from hex_llm.kernels.quant_matmul.gpu_rows import divided, fill_sums, write_sums
+from hex_llm.kernels.quant_matmul.gpu_rows import divided, write_scale, write_sums
 from hex_llm.kernels.quant_matmul.rows import EightBits, Rows, sums_shape
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS
 
-LOADS = 16  # of neighbours' partial results that a block has under way
+LOADS = 16  # of neighbours' partial results that a warpgroup has under way
 MOST_NUMBERS = 8192  # of a token: they are in registers
 
 
@@ -84,15 +84,15 @@ def merge_rows(
             for (kv, head), so_far in zip(neighbours, sums, strict=True):
                 row = sequence * z.num_kv_heads + kv
                 q_row = z.first_q_row(row) + head
-                parts = []
+                found = []
                 for i in range(at_once):
                     place = jnp.minimum(start + i, chunks - 1)
                     exponent = of_heads(exponents_ref.at[row, place, pl.ds(q_row, WARPS)])
                     is_there = lax.broadcast(start + i < chunks, (WARPS,))
                     heads_ref = averages_ref.at[row, place, pl.ds(head, WARPS)]
                     average = plgpu.load(heads_ref, layout=layout, optimized=False)
-                    parts.append((jnp.where(is_there, exponent, every(-jnp.inf)), average))
-                merged.append(merge_into(*so_far, parts, wide))
+                    found.append((jnp.where(is_there, exponent, every(-jnp.inf)), average))
+                merged.append(merge_into(*so_far, found, wide))
             return merged
 
         zero = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), layout)
@@ -105,7 +105,7 @@ def merge_rows(
         ]
         if given is None:
             largest = functools.reduce(jnp.maximum, [how.sizes(each) for each in heads])
-            scale = how.scale_of(parts.over_all(jnp.maximum, jnp.max(jnp.max(largest, axis=1), axis=0)))
+            scale = how.scale_of(parts.over_all(jnp.maximum, jnp.max(largest, axis=1)))
         else:
             scale = given
         for (kv, head), each in zip(neighbours, heads, strict=True):
@@ -115,11 +115,7 @@ def merge_rows(
             if sums_ref is not None:
                 write_sums(sums_ref, token, kv * z.group + head, rounded)
 
-        @pl.when(part == 0)
-        def _():
-            scale_ref[token] = scale
-            if sums_ref is not None:
-                fill_sums(sums_ref, token, z.num_kv_heads * z.group)
+        write_scale(scale_ref, sums_ref, token, scale, z.num_kv_heads * z.group)
 
     kernel = plgpu.kernel(
         body,

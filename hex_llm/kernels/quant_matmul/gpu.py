@@ -202,7 +202,8 @@ def _call(
                         pl.when(is_last | (lax.rem(column, TILES) == TILES - 1))(lambda: fetch_sums(token, column))
 
             def fetch_sums(token, column):
-                """Of tiles up to that of a column, when they have all been fetched."""
+                """Of tiles up to that of a column, when they have all been fetched. There is one place for them,
+                and nothing is fetched until those before have been subtracted."""
                 assert zeros is not None
                 plgpu.barrier_wait(zeros.free)
                 tiles = pl.ds(pl.multiple_of(column - lax.rem(column, TILES), TILES), TILES)

@@ -43,7 +43,7 @@ class Pace:
     alone: tuple[float, float]  # times as long where one multiplies one tile, or two
     tile_of_many: float  # the same where tokens are cut
     token_of_many: float
-    most_tokens: tuple[int, ...]  # of a piece of work, where tokens are cut: with one tile for each who multiplies, ...
+    most_tokens: int  # of a piece of work, where tokens are cut
     deep_tokens: int  # and up to which a slot has a whole tile
     token_bytes: int  # that a column of a token has in a slot
 
@@ -51,12 +51,12 @@ class Pace:
 # By what was measured with int4.
 BF16 = Pace(
     memory=0, tile=0.12, token=0.0016, alone=(1.3, 1.1), tile_of_many=0.1, token_of_many=0.0024,
-    most_tokens=(256,), deep_tokens=128, token_bytes=2,
+    most_tokens=256, deep_tokens=128, token_bytes=2,
 )  # fmt: skip
 # Likewise with w4a8.
 FP8 = Pace(
     memory=0.135, tile=0.02, token=0.0025, alone=(1.36, 1.5), tile_of_many=0.2, token_of_many=0.0009,
-    most_tokens=(128,), deep_tokens=192, token_bytes=1,
+    most_tokens=128, deep_tokens=128, token_bytes=1,
 )  # fmt: skip
 
 
@@ -113,15 +113,11 @@ def plan_for_many(tokens: int, out: int, size: int, *, pace: Pace = BF16) -> Pla
 def plans_for_many(tokens: int, out: int, *, pace: Pace = BF16) -> Iterator[Plan]:
     """All that `plan_for_many` chooses from."""
     workers = 2 if out % (2 * HOPPER_ROWS) == 0 else 1
-    for stack, most in enumerate(pace.most_tokens, 1):
-        # Who works alone has too few registers for two.
-        if stack > 1 and out % (2 * stack * HOPPER_ROWS):
-            continue
-        for pieces in range(-(-tokens // most), -(-tokens // FEWEST_TOKENS) + 1):
-            width = padded(-(-tokens // pieces))
-            depth = HOPPER_COLUMNS if width <= pace.deep_tokens else CHUNK
-            for even in (False, True):
-                yield Plan(workers=workers, stack=stack, tokens=width, depth=depth, even=even)
+    for pieces in range(-(-tokens // pace.most_tokens), -(-tokens // FEWEST_TOKENS) + 1):
+        width = padded(-(-tokens // pieces))
+        depth = HOPPER_COLUMNS if width <= pace.deep_tokens else CHUNK
+        for even in (False, True):
+            yield Plan(workers=workers, stack=1, tokens=width, depth=depth, even=even)
 
 
 def _rounds(pieces: int, plan: Plan) -> float:

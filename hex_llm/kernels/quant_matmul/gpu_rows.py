@@ -2,6 +2,7 @@
 product behind it can start to fetch its weight."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +16,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from hex_llm.kernels import gpu_parts
 from hex_llm.kernels.chain import MAX_TOKENS, padded
 from hex_llm.kernels.gpu_warps import WARPS, warp_per_row
-from hex_llm.kernels.quant_matmul.gpu_w4a8_zeros import two_parts
-from hex_llm.kernels.quant_matmul.rows import EightBits, Rows, sums_shape
+from hex_llm.kernels.quant_matmul.rows import EightBits, Rows, sums_shape, two_parts
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS
 
 THREADS = 128
 VECTORS = (8, 4, 2, 1)  # elements that a thread loads at a time: as many as go into its share of a piece
-MAX_PIECE = 16384  # columns that a block has in its registers
+MAX_PIECE = 16384  # columns that a warpgroup has in its registers
 
 
 def supports(width: int) -> bool:
@@ -31,31 +31,28 @@ def supports(width: int) -> bool:
 
 @dataclass(frozen=True)
 class Held:
-    """How the threads of a block hold a row, or a piece of one."""
+    """How the threads of a warpgroup hold a row, or a piece of one: each warp has lines of it, one after the other."""
 
-    shape: tuple[int, ...]  # in a line; or, for sums, with a line for each of the tiles that they are of
+    shape: tuple[int, int]  # WARPS lines; or, for sums, a line for each of the tiles that they are of
     layout: Any
+    has_sums: bool = False
 
-    @property
-    def has_sums(self) -> bool:
-        return len(self.shape) == 2
-
-    def over_all[A: Array](self, reduce: Callable[..., A], row: A) -> A:
-        for axis in reversed(range(len(self.shape))):
-            row = reduce(row, axis=axis)
-        return row
+    def of_warps(self, join: Callable[[Array, Array], Array], reduce: Callable[..., Array], row: Array) -> Array:
+        """[WARPS]: of what each warp has."""
+        lines = [row[i : i + WARPS] for i in range(0, self.shape[0], WARPS)]
+        return reduce(functools.reduce(join, lines), axis=1)
 
     def scale(self, row: Array, how: EightBits, parts: gpu_parts.Parts, turn: int = 0) -> Array:
         """As `how.own_scale`, of a row that the parts have together."""
-        return how.scale_of(parts.over_all(jnp.maximum, self.over_all(jnp.max, how.sizes(row)), turn))
+        largest = self.of_warps(jnp.maximum, jnp.max, how.sizes(row))
+        return how.scale_of(parts.over_all(jnp.maximum, largest, turn))
 
 
 def held(width: int, how: EightBits | None, vectors: tuple[int, ...]) -> Held:
     """With sums where they are wanted, and warps have as many tiles each."""
     if how is not None and how.with_sums and width % (WARPS * HOPPER_COLUMNS) == 0:
-        return Held((width // HOPPER_COLUMNS, HOPPER_COLUMNS), warp_per_row(WARPS, HOPPER_COLUMNS))
-    vector = next(size for size in vectors if width // THREADS % size == 0)
-    return Held((width,), plgpu.Layout.WG_STRIDED((width,), vector))
+        return Held((width // HOPPER_COLUMNS, HOPPER_COLUMNS), warp_per_row(WARPS, HOPPER_COLUMNS), has_sums=True)
+    return Held((WARPS, width // WARPS), warp_per_row(WARPS, width // WARPS, vectors))
 
 
 def parts_for(width: int) -> int:
@@ -75,11 +72,15 @@ def write_sums(sums_ref: Any, token: Array, first: Any, row: Array) -> None:
         sums_ref.at[i, token, pl.ds(first, row.shape[0])][...] = part
 
 
-def fill_sums(sums_ref: Any, token: Array, count: int) -> None:
-    """In a kernel: zeros past so many."""
-    for i in range(2):
-        for place in range(count, sums_ref.shape[2]):
-            sums_ref[i, token, place] = jnp.bfloat16(0)
+def write_scale(scale_ref: Any, sums_ref: Any, token: Array, scale: Array, tiles: int) -> None:
+    """In a kernel: one of the parts writes the scale, and zeros past the sums of so many tiles."""
+
+    @pl.when(gpu_parts.own_part() == 0)
+    def _() -> None:
+        scale_ref[token] = scale
+        if sums_ref is not None:
+            for i, place in itertools.product(range(2), range(tiles, sums_ref.shape[2])):
+                sums_ref[i, token, place] = jnp.bfloat16(0)
 
 
 @functools.partial(jax.jit, static_argnames="rows")
@@ -108,13 +109,6 @@ def quantize(x: Array, how: EightBits, rows: int | None = None) -> Rows:
             if sums_ref is not None:
                 write_sums(sums_ref, token, i * piece.shape[0], row)
 
-        def write_scale(scale):
-            @pl.when(part == 0)
-            def _():
-                scale_ref[token] = scale
-                if sums_ref is not None:
-                    fill_sums(sums_ref, token, width // HOPPER_COLUMNS)
-
         @pl.when(token < tokens)
         def _token():
             if pieces == 1:
@@ -129,14 +123,14 @@ def quantize(x: Array, how: EightBits, rows: int | None = None) -> Rows:
                 scale = piece.scale(largest(), how, parts) if given is None else given
                 for i in own:
                     write(i, divided(load(i), scale, how))
-            write_scale(scale)
+            write_scale(scale_ref, sums_ref, token, scale, width // HOPPER_COLUMNS)
 
         @pl.when(token >= tokens)
         def _padding():
             zeros = plgpu.layout_cast(jnp.zeros(piece.shape, how.dtype), piece.layout)
             for i in own:
                 write(i, zeros)
-            write_scale(jnp.float32(1))
+            write_scale(scale_ref, sums_ref, token, jnp.float32(1), width // HOPPER_COLUMNS)
 
     count = warpgroups * pieces
     kernel = plgpu.kernel(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from hex_llm.kernels.quant_matmul.rows import TILES
+from hex_llm.kernels.quant_matmul.rows import TILES, two_parts
 from hex_llm.kernels.quant_matmul.weight import HOPPER_ROWS
 
 LAYOUT = plgpu.Layout.WGMMA_TRANSPOSED  # in which threads have neighbours of a column
@@ -41,12 +41,6 @@ def scratch(workers: int, stack: int, tokens: int) -> Zeros:
 def size(workers: int, stack: int, tokens: int) -> int:
     """Bytes of that."""
     return workers * stack * HOPPER_ROWS * TILES * 4 + 2 * tokens * _LINE
-
-
-def two_parts(values: Array) -> tuple[Array, Array]:
-    """In a kernel: float32 as bfloat16, and what is left."""
-    high = values.astype(jnp.bfloat16)
-    return high, (values - high.astype(jnp.float32)).astype(jnp.bfloat16)
 
 
 def parts_of_rows(zeros: Zeros, tile: Any, first: Array, count: Array) -> tuple[Array, Array]:

@@ -81,6 +81,12 @@ class Rows:
 type Tokens = Array | Rows
 
 
+def two_parts(values: Array) -> tuple[Array, Array]:
+    """In a kernel: float32 as bfloat16, and what is left. XLA would take the cast there and back for none."""
+    high = values.astype(jnp.bfloat16)
+    return high, (values - high.astype(jnp.float32)).astype(jnp.bfloat16)
+
+
 def sums_shape(rows: int, width: int) -> tuple[int, int, int]:
     """Of `Rows.sums`."""
     return 2, rows, -(-width // HOPPER_COLUMNS // TILES) * TILES
