@@ -23,6 +23,7 @@ from hex_llm.build import build_engine, find_model
 from hex_llm.config import Config
 from hex_llm.engine.admission import new_request
 from hex_llm.engine.engine import Engine
+from hex_llm.engine.output import Output
 from hex_llm.engine.request import Request, SamplingParams
 from hex_llm.runner.sampler import SamplingRows, choose_drawn, choose_filtered
 
@@ -194,10 +195,18 @@ def start_decodes(engine: Engine, batch: int, sizes: Sizes, steps: int, sampling
         engine.add(requests[-1])
     started: set[str] = set()
     while len(started) < batch:
-        started.update(output.request_id for output in engine.step())
+        started.update(output.request_id for output in _step_of_all(engine))
     while lengths(requests).mean() < first:
-        engine.step()
+        _step_of_all(engine)
     return requests
+
+
+def _step_of_all(engine: Engine) -> list[Output]:
+    """A step after which no request has ended: what computes numbers that are none would be timed for ever."""
+    outputs = engine.step()
+    ended = [output for output in outputs if output.finish_reason is not None]
+    assert not ended, f"{len(ended)} requests have ended, the first of them: {ended[0]}"
+    return outputs
 
 
 def step_ms(engine: Engine, steps: int) -> list[float]:

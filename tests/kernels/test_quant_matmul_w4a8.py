@@ -23,6 +23,7 @@ from hex_llm.kernels.quant_matmul import (
     gpu_w4a8_decode,
     gpu_w4a8_layout,
     gpu_w4a8_multiply,
+    gpu_w4a8_zeros,
     layouts,
     plain,
     reference,
@@ -169,6 +170,7 @@ def simulator(monkeypatch):
         return plgpu.layout_cast(jnp.zeros(shape, F32), plgpu.Layout.WGMMA)
 
     monkeypatch.setattr(gpu_w4a8_multiply, "blank", blank)
+    monkeypatch.setattr(gpu_w4a8_zeros, "await_own_warp", lambda _: plgpu.commit_smem())
     monkeypatch.setattr(gpu_w4a8_decode, "decode", decode)
     with simulation(all_phases=True) as early_reads:
         yield early_reads

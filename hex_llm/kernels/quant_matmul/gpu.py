@@ -314,7 +314,8 @@ def _call(
             plgpu.Barrier(num_arrivals=workers, num_barriers=slots),
             *([] if known is None else gpu_w4a8_zeros.scratch(workers, stack, tokens)),
         ],
-        compiler_params=plgpu.CompilerParams(approx_math=True),
+        # Mosaic would have all warps wait at every copy and store: the ring and what is shared have their own barriers.
+        compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),
     )
     scale = weight.scale.reshape(-1) if grouping is None else weight.scale
     return kernel(x, known, weight.data, scale, gpu_handover.words(blocks * workers) if line else None)[0]

@@ -91,10 +91,17 @@ class Narrow:
                 return column + count, ring.after(last), totals
 
             def subtract(totals: list[Array], first: Array, count: Array) -> tuple[Array, ...]:
-                plgpu.commit_smem()  # what threads have left there for each other
+                gpu_w4a8_zeros.await_own_warp(self.zeros.of_rows)
                 plgpu.barrier_wait(self.zeros.there)
-                for i in range(share.stack):
-                    totals[i] -= _taken_away(sums[0], self.zeros, share.tile(i), first, count)
+                for products in itertools.batched(range(share.stack), together):
+                    parts = [gpu_w4a8_zeros.parts_of_rows(self.zeros, share.tile(i), first, count) for i in products]
+                    for each in sums:
+                        each[...] = blank(shape)
+                    for each, (high, low) in zip(sums, parts, strict=True):
+                        for left, right in ((high, 0), (high, 1), (low, 0)):
+                            plgpu.wgmma(each, left, self.zeros.of_tokens.at[right].transpose((1, 0)))
+                    for i, each in zip(products, sums, strict=True):
+                        totals[i] -= _result(each, 3 * (products[-1] - i))
                 plgpu.barrier_arrive(self.zeros.free)
                 return tuple(totals)
 
@@ -104,15 +111,6 @@ class Narrow:
             return list(totals), end
 
         return pl.run_scoped(multiply_all, *[plgpu.WGMMAAccumulatorRef(shape, jnp.float32)] * together)
-
-
-def _taken_away(sums: Any, zeros: Zeros, tile: Any, first: Array, count: Array) -> Array:
-    """By zeros, of so many tiles."""
-    high, low = gpu_w4a8_zeros.parts_of_rows(zeros, tile, first, count)
-    sums[...] = blank(sums.shape)
-    for left, right in ((high, 0), (high, 1), (low, 0)):
-        plgpu.wgmma(sums, left, zeros.of_tokens.at[right].transpose((1, 0)))
-    return _result(sums, 0)
 
 
 def _result(sums: Any, running: int) -> Array:

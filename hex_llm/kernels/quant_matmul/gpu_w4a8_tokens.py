@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from hex_llm.kernels.quant_matmul import gpu_rows
-from hex_llm.kernels.quant_matmul.rows import Rows, Tokens, sums_shape, taken_by
+from hex_llm.kernels.quant_matmul.rows import Rows, Tokens, sums_shape, taken_by, two_parts
 from hex_llm.kernels.quant_matmul.weight import HOPPER_COLUMNS, Packed
 from hex_llm.pytree import pytree
 
@@ -37,6 +37,4 @@ def _sums(values: Array) -> Array:
     shape = sums_shape(*values.shape)
     added = jnp.sum(values.astype(jnp.float32).reshape(shape[1], -1, HOPPER_COLUMNS), axis=2)
     added = jnp.pad(added, ((0, 0), (0, shape[2] - added.shape[1])))
-    # By this and not by a cast there and back, which XLA leaves out.
-    high = lax.reduce_precision(added, exponent_bits=8, mantissa_bits=7)
-    return jnp.stack([high, added - high]).astype(jnp.bfloat16)
+    return jnp.stack(two_parts(added))

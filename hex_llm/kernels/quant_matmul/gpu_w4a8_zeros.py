@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
+from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from hex_llm.kernels.quant_matmul.rows import TILES, two_parts
@@ -43,11 +44,23 @@ def size(workers: int, stack: int, tokens: int) -> int:
     return workers * stack * HOPPER_ROWS * TILES * 4 + 2 * tokens * _LINE
 
 
+def await_own_warp(of_rows: Any) -> None:
+    """A warp reads of `Zeros.of_rows` what it has left there itself, and no other's."""
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
+    def barrier(_: Any, __: Any) -> None:
+        mgpu.utils.warp_barrier()
+
+    barrier(of_rows)  # pyright: ignore[reportCallIssue]
+
+
 def parts_of_rows(zeros: Zeros, tile: Any, first: Array, count: Array) -> tuple[Array, Array]:
     """The left operand of a tile, for so many of TILES: others may have what was there before."""
     values = plgpu.load(zeros.of_rows.at[tile].transpose((1, 0)), layout=LAYOUT, optimized=False)
-    place = plgpu.broadcasted_iota(jnp.int32, values.shape, 1, layout=LAYOUT)
+    halves = [plgpu.layout_cast(each, plgpu.Layout.WGMMA) for each in two_parts(values)]
+    # Only now: Mosaic takes a thread's neighbours for ones of the last axis, which those of LAYOUT are not.
+    place = plgpu.broadcasted_iota(jnp.int32, values.shape, 1, layout=plgpu.Layout.WGMMA)
     is_one = (place >= first) & (place < first + count)
-    values = jnp.where(is_one, values, plgpu.layout_cast(jnp.zeros(values.shape, jnp.float32), LAYOUT))
-    high, low = (plgpu.layout_cast(each, plgpu.Layout.WGMMA) for each in two_parts(values))
+    none = plgpu.layout_cast(jnp.zeros(values.shape, jnp.bfloat16), plgpu.Layout.WGMMA)
+    high, low = (jnp.where(is_one, each, none) for each in halves)
     return high, low

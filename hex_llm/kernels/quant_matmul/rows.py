@@ -82,9 +82,11 @@ type Tokens = Array | Rows
 
 
 def two_parts(values: Array) -> tuple[Array, Array]:
-    """In a kernel: float32 as bfloat16, and what is left. XLA would take the cast there and back for none."""
-    high = values.astype(jnp.bfloat16)
-    return high, (values - high.astype(jnp.float32)).astype(jnp.bfloat16)
+    """float32 as bfloat16, and what is left of it. By its bits: a cast there and back XLA takes for none, and a GPU
+    casts single numbers at a quarter of the speed of two."""
+    bits = lax.bitcast_convert_type(values, jnp.int32) & ~0xFFFF
+    high = lax.bitcast_convert_type(bits, jnp.float32)
+    return high.astype(jnp.bfloat16), (values - high).astype(jnp.bfloat16)
 
 
 def sums_shape(rows: int, width: int) -> tuple[int, int, int]:
