@@ -30,7 +30,7 @@ from hex_llm.kernels.quant_matmul import (
 )
 from hex_llm.kernels.quant_matmul.gpu_plan import Plan
 from hex_llm.kernels.quant_matmul.gpu_w4a8_layout import LARGEST_ZERO, SMALLER
-from hex_llm.kernels.quant_matmul.rows import EightBits, Rows, sums_shape, taken_by
+from hex_llm.kernels.quant_matmul.rows import TILES, EightBits, Rows, sums_shape, taken_by
 from hex_llm.kernels.quant_matmul.weight import Codes, Packed
 from hex_llm.kernels.rms import Rms
 from hex_llm.layers.linear import linear, linear_parts
@@ -127,16 +127,20 @@ def test_every_code_is_a_number_of_the_tensor_cores_as_it_is():
     assert LARGEST_ZERO >= 16  # one more than the largest code: checkpoints of GPTQ have it
 
 
-def test_threads_have_the_codes_that_their_registers_are_for():
-    """By Mosaic's own words for that layout: tiles of tiles, of which some dimensions are warps and lanes."""
-    codes = weight_of(None, (64, 128))
-    layout = mgpu.WGMMA_LAYOUT_8BIT
-    tiled = np.asarray(codes.codes)
+def tiled_as(layout: mgpu.TiledLayout, values: np.ndarray) -> np.ndarray:
+    """By Mosaic's own words for a layout: tiles of tiles, of which some dimensions are warps and lanes."""
     for tile in layout.tiling.tiles:
-        kept, cut = tiled.shape[: -len(tile)], tiled.shape[-len(tile) :]
+        kept, cut = values.shape[: -len(tile)], values.shape[-len(tile) :]
         parts = [each for size, part in zip(cut, tile, strict=True) for each in (size // part, part)]
         axes = [len(kept) + 2 * i + j for j in (0, 1) for i in range(len(tile))]
-        tiled = tiled.reshape(*kept, *parts).transpose(*range(len(kept)), *axes)
+        values = values.reshape(*kept, *parts).transpose(*range(len(kept)), *axes)
+    return values
+
+
+def test_threads_have_the_codes_that_their_registers_are_for():
+    codes = weight_of(None, (64, 128))
+    layout = mgpu.WGMMA_LAYOUT_8BIT
+    tiled = tiled_as(layout, np.asarray(codes.codes))
     threads = [int(each) % tiled.ndim for each in (*layout.warp_dims, *layout.lane_dims)]  # pyright: ignore[reportArgumentType]
     rest = [each for each in range(tiled.ndim - 1) if each not in threads]
     want = tiled.transpose(*threads, *rest, tiled.ndim - 1).reshape(128, -1, 4)  # thread, register, byte
@@ -145,6 +149,18 @@ def test_threads_have_the_codes_that_their_registers_are_for():
     words = words.swapaxes(0, 1).reshape(128, -1, 1).view(np.uint8)
     got = np.stack([words & 15, words >> 4], axis=2).reshape(128, -1, 4)
     np.testing.assert_array_equal(got, want)
+
+
+def rows_of_warps(layout: mgpu.TiledLayout, rows: np.ndarray) -> list[set[int]]:
+    tiled = tiled_as(layout, rows)
+    (warps,) = layout.warp_dims
+    return [set(each.flat) for each in np.moveaxis(tiled, int(warps), 0)]  # pyright: ignore[reportArgumentType]
+
+
+def test_a_warp_leaves_the_zeros_of_the_rows_that_it_reads():
+    written = rows_of_warps(gpu_w4a8_multiply.ROWS.to_mgpu(), np.arange(64))
+    read = rows_of_warps(gpu_w4a8_zeros.LAYOUT.to_mgpu(), np.broadcast_to(np.arange(64)[:, None], (64, TILES)))
+    assert written == read == [set(range(first, first + 16)) for first in (0, 16, 32, 48)]
 
 
 def test_a_word_s_low_and_high_halves_are_two_registers(monkeypatch):
@@ -202,6 +218,7 @@ def assert_close(got: jax.Array, want: jax.Array) -> None:
         (128, 256, 128, 128, Plan(workers=2, stack=2, slots=2)),  # one at a time
         (8, 192, 512, 128, Plan(workers=1, stack=1, even=True, slots=3)),  # three pieces on four blocks
         (100, 320, 512, 128, Plan(workers=1, stack=1, even=True, slots=3)),  # one of five is shared by four
+        (104, 128, 640, 128, Plan(workers=2, stack=1, slots=3)),  # two slots at a time, and one
         (8, 64, 4352, 128, Plan(workers=1, stack=1, slots=2)),  # 34 tiles, of which zeros are subtracted 16 at a time
         (8, 64, 4352, 128, Plan(workers=1, stack=1, splits=2, slots=3)),  # 17 each
         (8, 192, 2816, 128, Plan(workers=1, stack=1, even=True, slots=4)),  # shares that begin anywhere in a row
@@ -355,13 +372,23 @@ def test_a_plan_covers_its_shape_and_fits_a_block(name):
         (40, Plan(workers=1, stack=1), None),
     ],
 )
-def test_the_product_is_lowered_however_it_is_cut(tokens, plan, activation):
+def test_the_product_is_lowered_however_it_is_cut(tokens, plan, activation, monkeypatch):
+    numbered, number = [], mgpu.FragmentedArray.broadcasted_iota
+
+    def broadcasted_iota(dtype, shape, dimension, layout=None, **more):
+        numbered.append(layout)
+        return number(dtype, shape, dimension, layout, **more)
+
+    monkeypatch.setattr(mgpu.FragmentedArray, "broadcasted_iota", broadcasted_iota)
     scales = array(1024, 8, dtype=F32)
     codes = Codes(array(1024, 1024, dtype=jnp.uint8), scales, scales, None, None, "w4a8")
     weight = jax.eval_shape(gpu_w4a8_layout.pack, codes)
     x = array(tokens, 1024, dtype=jnp.bfloat16)
     text = lowered(lambda x, weight: gpu.parts(x, weight, plan=plan, activation=activation), x, weight)
     assert text.count("@mosaic_gpu_v2") == 2  # tokens to 8 bits, and the product
+    # Mosaic counts on from a register's first number along the last axis, wherever the next one is.
+    assert numbered
+    assert all(layout.tiling.tiles[-1][layout.vector_dim :] == (2,) for layout in numbered)
 
 
 @pytest.mark.parametrize("width", [512, 4096, 8192, 16384])

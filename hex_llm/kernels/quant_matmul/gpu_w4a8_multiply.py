@@ -4,6 +4,7 @@ are, and its float32 sums of a tile, which is one group, by their scales.
 What zeros take away is subtracted for several tiles at once (`gpu_w4a8_zeros`).
 """
 
+import functools
 import itertools
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,8 @@ from hex_llm.kernels.quant_matmul.gpu_w4a8_zeros import Zeros
 from hex_llm.kernels.quant_matmul.rows import TILES
 from hex_llm.kernels.quant_matmul.weight import HOPPER_ROWS
 
-FEW_TOKENS = 80  # up to which there are registers for the sums of two products, beside the totals of two tiles
+MOST_SUMS = 160  # registers of a thread that hold sums, of tiles and of the products that run: more find no place
+THREADS = 128  # of a warpgroup
 ROWS = plgpu.Layout.WGMMA.reduce(1)
 
 
@@ -38,8 +40,11 @@ class Narrow:
     def accumulate(self, ring: Ring, share: Share, run: Run, slot: Array) -> tuple[list[Array], Array]:
         """The sums [64, tokens] of each tile of a share, through a run of them from the slot on, and the next slot."""
         shape = (HOPPER_ROWS, self.tokens)
-        together = share.stack if self.tokens <= FEW_TOKENS else 1  # products that run at a time
-        ahead = together == share.stack  # codes of the next slot are loaded meanwhile: there are registers for them
+        sums_each = HOPPER_ROWS * self.tokens // THREADS
+        together = 2 if (share.stack + 2) * sums_each <= MOST_SUMS else 1  # products that run at a time,
+        abreast = max(1, together // share.stack)  # and slots that they are of
+        # Codes of the next slot are loaded meanwhile, where there are registers for them.
+        ahead = together == share.stack
 
         def along(rows: Array) -> Array:
             return lax.broadcast_in_dim(rows, shape, [0])
@@ -49,26 +54,30 @@ class Narrow:
             return tuple(_codes(ring, slot, share.tile(i)) for i in range(share.stack) if ahead)
 
         def multiply_all(*sums: Any) -> Any:
-            def multiply(column: Array, slot: Array, totals: Any, loaded: Any, after: Array | None) -> Any:
-                """Adds a slot's products, and loads the one after it, if that is given."""
+            def multiply(column: Array, slots: list[Array], totals: Any, loaded: Any, after: Array | None) -> Any:
+                """Adds the products of slots, and loads the one after them, if that is given."""
                 totals, loaded_after = list(totals), loaded
-                for products in itertools.batched(range(share.stack), together):
+                tiles = list(itertools.product(range(len(slots)), range(share.stack)))
+                for products in itertools.batched(tiles, together):
                     # All at once: there is one wait for shared memory then.
-                    codes = [loaded[i] if ahead else _codes(ring, slot, share.tile(i)) for i in products]
-                    of_rows = [scale_and_zero(_words(ring, slot, share.tile(i))) for i in products]
+                    codes = [loaded[i] if ahead else _codes(ring, slots[j], share.tile(i)) for j, i in products]
+                    of_rows = [scale_and_zero(_words(ring, slots[j], share.tile(i))) for j, i in products]
                     numbers = [gpu_w4a8_decode.decode(each) for each in codes]
-                    for each in sums:
+                    running = sums[: len(products)]
+                    for each in running:
                         each[...] = blank(shape)
-                    for each, left in zip(sums, numbers, strict=True):
-                        plgpu.wgmma(each, left, ring.x.at[slot].transpose((1, 0)))
+                    for each, left, (j, _) in zip(running, numbers, products, strict=True):
+                        plgpu.wgmma(each, left, ring.x.at[slots[j]].transpose((1, 0)))
                     if ahead and after is not None:
                         loaded_after = load(after)
-                    for i, (scale, zero) in zip(products, of_rows, strict=True):
-                        place = self.zeros.of_rows.at[share.tile(i), lax.rem(column, TILES)]
+                    for (j, i), (scale, zero) in zip(products, of_rows, strict=True):
+                        place = self.zeros.of_rows.at[share.tile(i), lax.rem(column + j, TILES)]
                         place[...] = zero * scale * (1 / SMALLER)
-                    for i, each, (scale, _) in zip(products, sums, of_rows, strict=True):
-                        totals[i] += _result(each, products[-1] - i) * along(scale)
-                plgpu.barrier_arrive(ring.empty.at[slot])
+                    for begun, ((j, i), each, (scale, _)) in enumerate(zip(products, running, of_rows, strict=True)):
+                        found = _result(each, len(products) - 1 - begun)
+                        if i == share.stack - 1:
+                            plgpu.barrier_arrive(ring.empty.at[slots[j]])
+                        totals[i] += found * along(scale)
                 return tuple(totals), loaded_after
 
             def tiles(_: Array, carry: Any) -> Any:
@@ -76,31 +85,50 @@ class Narrow:
                 column, slot, totals = carry
                 first = lax.rem(column, TILES)
                 count = jnp.minimum(TILES - first, run.first + run.length - column)
+                after, totals = (multiply_slots if abreast == 1 else multiply_pairs)(column, count, slot, totals)
+                return column + count, after, subtract(list(totals), first, count)
 
-                def tile(i: Array, carry: Any) -> Any:
+            def multiply_slots(column: Array, count: Array, slot: Array, totals: Any) -> Any:
+                def next_one(i: Array, carry: Any) -> Any:
                     slot, totals, loaded = carry
                     after = ring.after(slot)
-                    totals, loaded = multiply(column + i, slot, totals, loaded, after)
+                    totals, loaded = multiply(column + i, [slot], totals, loaded, after)
                     if not ahead:
                         load(after)
                     return after, totals, loaded
 
-                last, totals, loaded = lax.fori_loop(0, count - 1, tile, (slot, totals, load(slot)))
-                totals, _ = multiply(column + count - 1, last, totals, loaded, None)
-                totals = subtract(list(totals), first, count)
-                return column + count, ring.after(last), totals
+                last, totals, loaded = lax.fori_loop(0, count - 1, next_one, (slot, totals, load(slot)))
+                return ring.after(last), multiply(column + count - 1, [last], totals, loaded, None)[0]
+
+            def multiply_pairs(column: Array, count: Array, slot: Array, totals: Any) -> Any:
+                """And what is left, one by one."""
+
+                def some(number: int, begin: Array, i: Array, carry: Any) -> Any:
+                    slot, totals = carry
+                    slots = [slot]
+                    while len(slots) < number:
+                        slots.append(ring.after(slots[-1]))
+                    for each in slots:
+                        load(each)
+                    totals, _ = multiply(begin + number * i, slots, totals, (), None)
+                    return ring.after(slots[-1]), totals
+
+                left = lax.rem(count, 2)
+                carry = lax.fori_loop(0, lax.div(count, 2), functools.partial(some, 2, column), (slot, totals))
+                return lax.fori_loop(0, left, functools.partial(some, 1, column + count - left), carry)
 
             def subtract(totals: list[Array], first: Array, count: Array) -> tuple[Array, ...]:
                 gpu_w4a8_zeros.await_own_warp(self.zeros.of_rows)
                 plgpu.barrier_wait(self.zeros.there)
                 for products in itertools.batched(range(share.stack), together):
                     parts = [gpu_w4a8_zeros.parts_of_rows(self.zeros, share.tile(i), first, count) for i in products]
-                    for each in sums:
+                    running = sums[: len(products)]
+                    for each in running:
                         each[...] = blank(shape)
-                    for each, (high, low) in zip(sums, parts, strict=True):
+                    for each, (high, low) in zip(running, parts, strict=True):
                         for left, right in ((high, 0), (high, 1), (low, 0)):
                             plgpu.wgmma(each, left, self.zeros.of_tokens.at[right].transpose((1, 0)))
-                    for i, each in zip(products, sums, strict=True):
+                    for i, each in zip(products, running, strict=True):
                         totals[i] -= _result(each, 3 * (products[-1] - i))
                 plgpu.barrier_arrive(self.zeros.free)
                 return tuple(totals)
