@@ -23,8 +23,8 @@ class Options:
     quantization: Literal["none", "awq", "int4", "w4a8", "int8", "w8a8", "fp8"] | None = flag(
         "Model",
         None,
-        "Bits of the weights; as in the checkpoint unless given. awq: in a checkpoint that has them so. w4a8 is planned"
-        " as int4: on a GPU it gains little, and on a TPU nothing.",
+        "Bits of the weights; as in the checkpoint unless given. awq: in a checkpoint that has them so. On a TPU,"
+        " w4a8 gains nothing over int4.",
         synonyms=QUANTIZATION_SYNONYMS,
     )
     kv_cache_dtype: Literal["auto", "fp8", "int8"] = flag("Model", "auto", "Number type of the KV cache.")

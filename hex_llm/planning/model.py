@@ -11,13 +11,12 @@ from hex_llm.model_files import read_json
 from hex_llm.planning.precision import Cache, Precision, Weights, read_precision
 from hex_llm.planning.shape import Shape, read_shape
 
-# What --quantization can say, and how weights are kept then. AWQ is a checkpoint of its own, which needs no flag; w4a8
-# is taken for int4, than which its steps were 1 % shorter on an H200.
+# What --quantization can say, and how weights are kept then. AWQ is a checkpoint of its own, which needs no flag.
 WAYS: dict[str, Weights] = {
     "none": "bf16",
     "awq": "int4",
     "int4": "int4",
-    "w4a8": "int4",
+    "w4a8": "w4a8",
     "int8": "int8",
     "w8a8": "w8a8",
     "fp8": "fp8",
@@ -49,7 +48,7 @@ def read_model(name: str, quantization: str | None, cache: Cache) -> Model:
         raise ConfigError(f"No model is called {name[:200]!r}, and no folder; {_hint(name)}")
     shape, own = read_shape(config, source), read_precision(config, source)
     weights = own if quantization is None else WAYS[quantization]
-    if own not in ("bf16", weights):
+    if own not in ("bf16", weights) and (own, weights) != ("int4", "w4a8"):
         raise ConfigError(f"--quantization={quantization}: {name} is in {own} already; leave the flag out.")
     return Model(
         name=name,

@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 from hex_llm.model_fields import Fields
 
-type Weights = Literal["bf16", "int8", "w8a8", "fp8", "int4", "mxfp4"]
+type Weights = Literal["bf16", "int8", "w8a8", "fp8", "int4", "w4a8", "mxfp4"]
 type Cache = Literal["auto", "fp8", "int8"]
 
 # Bits of a weight in memory with its share of scales: codes of 4 bits have 16 bits of scale and 16 of zero for each
 # 128 (70B in AWQ takes 37.78 GiB, docs/performance.md), those of MXFP4 8 bits of scale for each 32.
-BITS: dict[Weights, float] = {"bf16": 16, "int8": 8, "w8a8": 8, "fp8": 8, "int4": 4.25, "mxfp4": 4.25}
+BITS: dict[Weights, float] = {"bf16": 16, "int8": 8, "w8a8": 8, "fp8": 8, "int4": 4.25, "w4a8": 4.25, "mxfp4": 4.25}
 PLAIN = 2  # bytes of a number that is never in few bits: embedding, head
 # By the names of a checkpoint's quantization methods, which all keep weights in one of those ways.
 _BY_METHOD: dict[str, Weights] = {"awq": "int4", "gptq": "int4", "fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4"}
@@ -70,11 +70,11 @@ def _compressed(section: Fields) -> Weights:
     weights = first.get("weights") if isinstance(first, dict) else None
     if not isinstance(weights, dict):
         raise section.refuse("config_groups", "says nothing of weights")
+    inputs = first.get("input_activations") if isinstance(first, dict) else None
     if weights.get("num_bits") == 4:
-        return "int4"
+        return "w4a8" if isinstance(inputs, dict) else "int4"
     if weights.get("type") == "float":
         return "fp8"
     # As `quantization/compressed_tensors` has it: with zeros of either, tokens stay as they are.
-    inputs = first.get("input_activations") if isinstance(first, dict) else None
     both = isinstance(inputs, dict) and weights.get("symmetric", True) and inputs.get("symmetric", True)
     return "w8a8" if both else "int8"

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from hex_llm.catalog.chips import Chip
-from hex_llm.planning.efficiency import CACHE, EXPOSED, HOP, LAYER, PROMPTS_8_BITS, PROMPTS_BF16, WEIGHTS
+from hex_llm.planning.efficiency import CACHE, EXPOSED, HOP, LAYER, PROMPTS, PROMPTS_BF16, WEIGHTS
 from hex_llm.planning.memory import kv_bytes_per_token, on_gpu
 from hex_llm.planning.precision import PLAIN, Precision, Weights
 from hex_llm.planning.shape import Shape
@@ -83,7 +83,8 @@ def _reading(devices: Devices, tokens: int) -> float:
     touched = 1 - (1 - shape.routed_share) ** tokens
     dense = shape.dense * (PLAIN if precision.experts_only else precision.bytes) + shape.head * PLAIN
     routed = shape.routed * touched * precision.bytes
-    decoded: Weights = "int8" if precision.weights == "w8a8" else precision.weights  # where tokens are in 16 bits
+    wide: dict[Weights, Weights] = {"w8a8": "int8", "w4a8": "int4"}  # where tokens are in 16 bits
+    decoded = wide.get(precision.weights, precision.weights)
     own = decoded if _peak_of_8_bits(devices) is None else precision.weights
     return (dense / WEIGHTS[own] + routed / WEIGHTS[decoded]) / devices.count / devices.chip.bandwidth
 
@@ -97,7 +98,7 @@ def _multiplying(devices: Devices, tokens: int, *, head: int) -> tuple[float, fl
     if (peak := _peak_of_8_bits(devices)) is None:
         of_others += dense / devices.chip.bf16
         return of_others, of_others / PROMPTS_BF16
-    return dense / peak + of_others, dense / peak / PROMPTS_8_BITS + of_others / PROMPTS_BF16
+    return dense / peak + of_others, dense / peak / PROMPTS[devices.precision.weights] + of_others / PROMPTS_BF16
 
 
 def _peak_of_8_bits(devices: Devices) -> float | None:
@@ -105,7 +106,7 @@ def _peak_of_8_bits(devices: Devices) -> float | None:
     match devices.precision.weights:
         case "w8a8":
             return devices.chip.int8
-        case "fp8":
+        case "fp8" | "w4a8":
             return devices.chip.fp8 if on_gpu(devices.chip) else None
         case _:
             return None

@@ -156,7 +156,14 @@ def test_a_plan_says_that_the_checkpoint_must_be_another(name, bits, needs_anoth
     out = capsys.readouterr().out
     assert ("--model must be a checkpoint that has" in out) == needs_another
     assert (f"--quantization={bits}" in out) == (bits != "awq")
-    assert ("w4a8 is taken to be as fast as int4." in out) == (bits == "w4a8")
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "bits", "says"), [("v6e", "w4a8", True), ("v6e", "int4", False), ("h200", "w4a8", False)]
+)
+def test_a_plan_says_that_tpus_gain_nothing_from_tokens_in_8_bits_and_weights_in_4(accelerator, bits, says, capsys):
+    assert main(["plan", NAME, f"--quantization={bits}", f"--accelerator={accelerator}"]) == 0
+    assert ("On TPUs w4a8 is as fast as int4" in capsys.readouterr().out) == says
 
 
 def test_a_plan_knows_the_names_that_the_server_knows(capsys):

@@ -19,7 +19,8 @@ SERVED = [
     (LLAMA_70B, "w8a8", "fp8", 1000, 1000, 128, 2415),
     (LLAMA_70B, "awq", "fp8", 1000, 1000, 64, 1792),
     (LLAMA_70B, "awq", "fp8", 1000, 1000, 128, 2110),
-    (LLAMA_70B, "w4a8", "fp8", 1000, 1000, 128, 2167),
+    (LLAMA_70B, "w4a8", "fp8", 1000, 1000, 64, 2151),
+    (LLAMA_70B, "w4a8", "fp8", 1000, 1000, 128, 2540),
     (LLAMA_70B, "int8", "fp8", 1000, 1000, 128, 1704),
     (LLAMA_8B, "none", "auto", 128, 128, 512, 17225),
     (LLAMA_8B, "none", "auto", 128, 2048, 56, 8149),
@@ -52,7 +53,7 @@ def test_throughput_is_within_a_fifth_of_what_was_measured(
         (LLAMA_8B, "none", "auto", 64, 7.66),
         (LLAMA_8B, "none", "auto", 128, 11.54),
         (LLAMA_8B, "int4", "auto", 64, 5.985),
-        (LLAMA_8B, "w4a8", "auto", 64, 5.828),
+        (LLAMA_8B, "w4a8", "auto", 64, 5.747),
         (LLAMA_8B, "w4a8", "fp8", 64, 4.518),
         (LLAMA_8B, "fp8", "fp8", 64, 4.819),
         ("google/gemma-2-9b", "none", "auto", 64, 13.16),
@@ -68,7 +69,7 @@ def test_a_prompt_takes_as_long_as_it_did(tokens, milliseconds):
     assert 1e3 * prefill_seconds(_h200(LLAMA_8B, "none"), tokens) == pytest.approx(milliseconds, rel=0.1)
 
 
-@pytest.mark.parametrize(("bits", "seconds"), [("fp8", (4.5, 9.2)), ("int4", (6.4, 13.0))])
+@pytest.mark.parametrize(("bits", "seconds"), [("fp8", (4.5, 9.2)), ("int4", (6.4, 13.0)), ("w4a8", (5.0, 10.4))])
 def test_first_tokens_of_requests_that_all_come_at_once(bits, seconds):
     devices = _h200(LLAMA_70B, bits, "fp8")
     found = [estimate(devices, Load(1000, 1000, running)).first_token_together for running in (64, 128)]
