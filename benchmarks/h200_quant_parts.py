@@ -141,7 +141,11 @@ REPLACED = {
     },
     "w4a8": {
         "decode": (gpu_w4a8_decode, "_halves", lambda word: (word, word)),
-        "zeros": (gpu_w4a8_multiply, "_taken_away", lambda sums, *_: gpu_w4a8_multiply.blank(sums.shape)),
+        "zeros": (
+            gpu_w4a8_multiply,
+            "_taken_away",
+            lambda sums, *_: [gpu_w4a8_multiply.blank(each.shape) for each in sums],
+        ),
         "products": PRODUCTS,
     },
 }

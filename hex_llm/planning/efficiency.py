@@ -10,7 +10,7 @@ from hex_llm.planning.precision import Cache, Weights
 
 # Of memory's bandwidth, reading weights in a decode step. bf16: 4.29 ms of a step of 64 of Llama-3.1-8B are not
 # attention, 5.04 of 128. fp8: 2.81 ms of 64 (0.74) and 19.8 of a 70B's (0.93); int4: 2.61 ms (0.6) and 19.8 (0.65);
-# w4a8: 2.45 ms of 64 (0.56) and 17.2 of a 70B's (0.73), between which int4's is.
+# w4a8: 2.37 ms of 64 (0.56) and 14.9 of a 70B's (0.73), of which it has what is between.
 # int8 is put between the two: its product of gate and up takes 33.8 us of 64 tokens (0.72). w8a8 is taken for fp8, with
 # which it shares a kernel; a 70B has steps as long in it.
 WEIGHTS: dict[Weights, float] = {

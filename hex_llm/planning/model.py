@@ -8,7 +8,7 @@ from hex_llm.catalog.index import ENTRIES, find, near
 from hex_llm.errors import ConfigError
 from hex_llm.model_fields import Fields
 from hex_llm.model_files import read_json
-from hex_llm.planning.precision import Cache, Precision, Weights, read_precision
+from hex_llm.planning.precision import NARROW_COLUMNS, Cache, Precision, Weights, has_rounded_tokens, read_precision
 from hex_llm.planning.shape import Shape, read_shape
 
 # What --quantization can say, and how weights are kept then. AWQ is a checkpoint of its own, which needs no flag.
@@ -48,7 +48,14 @@ def read_model(name: str, quantization: str | None, cache: Cache) -> Model:
         raise ConfigError(f"No model is called {name[:200]!r}, and no folder; {_hint(name)}")
     shape, own = read_shape(config, source), read_precision(config, source)
     weights = own if quantization is None else WAYS[quantization]
-    if own not in ("bf16", weights) and (own, weights) != ("int4", "w4a8"):
+    if own == "int4" and weights == "w4a8":
+        if not has_rounded_tokens(config, source):
+            raise ConfigError(
+                f"--quantization=w4a8: {name} has no whole numbers of 4 bits in groups of"
+                f" {NARROW_COLUMNS} columns that follow each"
+                " other, so no tokens would be rounded; leave the flag out."
+            )
+    elif own not in ("bf16", weights):
         raise ConfigError(f"--quantization={quantization}: {name} is in {own} already; leave the flag out.")
     return Model(
         name=name,

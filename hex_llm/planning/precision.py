@@ -13,6 +13,7 @@ type Cache = Literal["auto", "fp8", "int8"]
 # 128 (70B in AWQ takes 37.78 GiB, docs/performance.md), those of MXFP4 8 bits of scale for each 32.
 BITS: dict[Weights, float] = {"bf16": 16, "int8": 8, "w8a8": 8, "fp8": 8, "int4": 4.25, "w4a8": 4.25, "mxfp4": 4.25}
 PLAIN = 2  # bytes of a number that is never in few bits: embedding, head
+NARROW_COLUMNS = 128  # as `kernels/quant_matmul/weight` has them, which needs JAX; a test compares
 # By the names of a checkpoint's quantization methods, which all keep weights in one of those ways.
 _BY_METHOD: dict[str, Weights] = {"awq": "int4", "gptq": "int4", "fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4"}
 
@@ -62,6 +63,20 @@ def read_precision(config: Mapping[str, Any], source: str) -> Weights:
         known = ", ".join(sorted({*_BY_METHOD, "bitsandbytes", "compressed-tensors"}))
         raise section.refuse("quant_method", f"is {method[:60]!r}, and those known are {known}")
     return _BY_METHOD[method]
+
+
+def has_rounded_tokens(config: Mapping[str, Any], source: str) -> bool:
+    """Whether --quantization=w4a8 finds weights in a checkpoint of 4 bits whose tokens it can round: whole numbers, in
+    groups of a multiple of so many columns as they follow each other (`quantization/narrow_tokens`)."""
+    section = Fields(source, config).section("quantization_config")
+    if section is None or section.text("quant_method") not in ("awq", "gptq", "compressed-tensors"):
+        return False
+    values = section.values
+    if section.text("quant_method") == "compressed-tensors":
+        values = next(iter(values["config_groups"].values()))["weights"]
+    group = values.get("group_size")
+    is_sorted = values.get("desc_act") or values.get("actorder")
+    return not is_sorted and (group in (None, -1) or group % NARROW_COLUMNS == 0)
 
 
 def _compressed(section: Fields) -> Weights:

@@ -370,22 +370,29 @@ def test_a_plan_covers_its_shape_and_fits_a_block(name):
         (128, Plan(workers=2, stack=2, even=True), "silu"),
         (8, Plan(workers=2, stack=1, splits=4), None),
         (40, Plan(workers=1, stack=1), None),
+        (120, Plan(workers=2, stack=1), None),
     ],
 )
 def test_the_product_is_lowered_however_it_is_cut(tokens, plan, activation, monkeypatch):
     numbered, number = [], mgpu.FragmentedArray.broadcasted_iota
+    barriers, barrier = [], mgpu.utils.warp_barrier
 
     def broadcasted_iota(dtype, shape, dimension, layout=None, **more):
         numbered.append(layout)
         return number(dtype, shape, dimension, layout, **more)
 
+    def warp_barrier():
+        barriers.append(barrier())
+
     monkeypatch.setattr(mgpu.FragmentedArray, "broadcasted_iota", broadcasted_iota)
+    monkeypatch.setattr(mgpu.utils, "warp_barrier", warp_barrier)
     scales = array(1024, 8, dtype=F32)
     codes = Codes(array(1024, 1024, dtype=jnp.uint8), scales, scales, None, None, "w4a8")
     weight = jax.eval_shape(gpu_w4a8_layout.pack, codes)
     x = array(tokens, 1024, dtype=jnp.bfloat16)
     text = lowered(lambda x, weight: gpu.parts(x, weight, plan=plan, activation=activation), x, weight)
     assert text.count("@mosaic_gpu_v2") == 2  # tokens to 8 bits, and the product
+    assert barriers  # between what a warp leaves of zeros and reads again
     # Mosaic counts on from a register's first number along the last axis, wherever the next one is.
     assert numbered
     assert all(layout.tiling.tiles[-1][layout.vector_dim :] == (2,) for layout in numbered)

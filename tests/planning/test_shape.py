@@ -5,12 +5,15 @@ import pytest
 from hex_llm.bench.roofline import weight_sizes
 from hex_llm.catalog.entry import config_of
 from hex_llm.catalog.index import ENTRIES
+from hex_llm.kernels.quant_matmul.weight import W4A8_COLUMNS
 from hex_llm.loader.config_json import parse_config
 from hex_llm.models.split import Split
+from hex_llm.planning import precision
 from hex_llm.planning.memory import heads_on
-from hex_llm.planning.precision import BITS, read_precision
+from hex_llm.planning.precision import BITS, has_rounded_tokens, read_precision
 from hex_llm.planning.shape import read_shape
-from tests.quantization.test_formats import format_of
+from hex_llm.quantization.narrow_tokens import NarrowTokens
+from tests.quantization.test_formats import MODULE, format_of, method_of
 from tests.quantization.writers import KINDS
 
 
@@ -41,3 +44,14 @@ def test_tokens_are_taken_to_be_rounded_where_the_server_rounds_them(name):
     coding = format_of(kind).coding
     of_4_bits = {"nf4": "int4", "fp4": "int4"}
     assert read_precision({"quantization_config": kind.config}, name) == of_4_bits.get(coding, coding)
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if format_of(KINDS[name]).coding in ("int4", "nf4", "fp4")])
+def test_tokens_can_be_rounded_in_a_plan_where_the_server_can(name):
+    narrow = NarrowTokens(method_of(KINDS[name])).format(MODULE)
+    assert narrow is not None
+    assert has_rounded_tokens({"quantization_config": KINDS[name].config}, name) == (narrow.coding == "w4a8")
+
+
+def test_groups_of_columns_that_plans_know_are_the_kernels():
+    assert precision.NARROW_COLUMNS == W4A8_COLUMNS

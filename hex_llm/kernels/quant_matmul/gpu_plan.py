@@ -40,7 +40,7 @@ class Pace:
     memory: float  # takes so long to give a block a tile
     tile: float  # takes so long, where two warpgroups multiply,
     token: float  # and for each token so much longer
-    parts: float  # of results, by the byte, so many are written and read again
+    split_bytes: float  # of results that splits leave: so many are written, and read again, in one microsecond
     alone: tuple[float, float]  # times as long where one multiplies one tile, or two
     tile_of_many: float  # the same where tokens are cut
     token_of_many: float
@@ -51,12 +51,12 @@ class Pace:
 
 # By what was measured with int4.
 BF16 = Pace(
-    memory=0, tile=0.12, token=0.0016, parts=3e6, alone=(1.3, 1.1), tile_of_many=0.1, token_of_many=0.0024,
+    memory=0, tile=0.12, token=0.0016, split_bytes=3e6, alone=(1.3, 1.1), tile_of_many=0.1, token_of_many=0.0024,
     most_tokens=256, deep_tokens=128, token_bytes=2,
 )  # fmt: skip
 # Likewise with w4a8.
 FP8 = Pace(
-    memory=0.135, tile=0.01, token=0.0018, parts=5e6, alone=(1.36, 1.3), tile_of_many=0.15, token_of_many=0.001,
+    memory=0.135, tile=0.01, token=0.0018, split_bytes=5e6, alone=(1.36, 1.3), tile_of_many=0.15, token_of_many=0.001,
     most_tokens=128, deep_tokens=128, token_bytes=1,
 )  # fmt: skip
 
@@ -71,7 +71,7 @@ def plan_for(tokens: int, out: int, size: int, *, pace: Pace = BF16, gated: bool
             each *= pace.alone[plan.stack - 1]
         each *= columns // plan.splits * (plan.rows // HOPPER_ROWS)
         # Parts are written, and read again.
-        added = plan.splits * padded(tokens) * out * 8 / pace.parts if plan.splits > 1 else 0
+        added = plan.splits * padded(tokens) * out * 8 / pace.split_bytes if plan.splits > 1 else 0
         pieces = out // plan.rows * plan.splits
         return (
             _rounds(pieces, plan) * each

@@ -6,6 +6,7 @@ What zeros take away is subtracted for several tiles at once (`gpu_w4a8_zeros`).
 
 import functools
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, vector
 
 from hex_llm.kernels.quant_matmul import gpu_w4a8_decode, gpu_w4a8_zeros
+from hex_llm.kernels.quant_matmul.gpu_layout import THREADS
 from hex_llm.kernels.quant_matmul.gpu_ring import Ring, Run, Share
 from hex_llm.kernels.quant_matmul.gpu_w4a8_layout import SMALLER, scale_and_zero
 from hex_llm.kernels.quant_matmul.gpu_w4a8_zeros import Zeros
@@ -26,7 +28,6 @@ from hex_llm.kernels.quant_matmul.rows import TILES
 from hex_llm.kernels.quant_matmul.weight import HOPPER_ROWS
 
 MOST_SUMS = 160  # registers of a thread that hold sums, of tiles and of the products that run: more find no place
-THREADS = 128  # of a warpgroup
 ROWS = plgpu.Layout.WGMMA.reduce(1)
 
 
@@ -41,8 +42,11 @@ class Narrow:
         """The sums [64, tokens] of each tile of a share, through a run of them from the slot on, and the next slot."""
         shape = (HOPPER_ROWS, self.tokens)
         sums_each = HOPPER_ROWS * self.tokens // THREADS
-        together = 2 if (share.stack + 2) * sums_each <= MOST_SUMS else 1  # products that run at a time,
-        abreast = max(1, together // share.stack)  # and slots that they are of
+        # Products that run at a time, and slots that they are of. A warpgroup that is alone has one of each, and so few
+        # registers that it can begin beside the kernel in front.
+        is_two = max(share.stack, share.workers) == 2 and (share.stack + 2) * sums_each <= MOST_SUMS
+        together = 2 if is_two else 1
+        abreast = max(1, together // share.stack)
         # Codes of the next slot are loaded meanwhile, where there are registers for them.
         ahead = together == share.stack
 
@@ -57,8 +61,8 @@ class Narrow:
             def multiply(column: Array, slots: list[Array], totals: Any, loaded: Any, after: Array | None) -> Any:
                 """Adds the products of slots, and loads the one after them, if that is given."""
                 totals, loaded_after = list(totals), loaded
-                tiles = list(itertools.product(range(len(slots)), range(share.stack)))
-                for products in itertools.batched(tiles, together):
+                all_products = itertools.product(range(len(slots)), range(share.stack))
+                for products in itertools.batched(all_products, together):
                     # All at once: there is one wait for shared memory then.
                     codes = [loaded[i] if ahead else _codes(ring, slots[j], share.tile(i)) for j, i in products]
                     of_rows = [scale_and_zero(_words(ring, slots[j], share.tile(i))) for j, i in products]
@@ -101,7 +105,7 @@ class Narrow:
                 return ring.after(last), multiply(column + count - 1, [last], totals, loaded, None)[0]
 
             def multiply_pairs(column: Array, count: Array, slot: Array, totals: Any) -> Any:
-                """And what is left, one by one."""
+                """And one that is left."""
 
                 def some(number: int, begin: Array, i: Array, carry: Any) -> Any:
                     slot, totals = carry
@@ -109,7 +113,7 @@ class Narrow:
                     while len(slots) < number:
                         slots.append(ring.after(slots[-1]))
                     for each in slots:
-                        load(each)
+                        plgpu.barrier_wait(ring.full.at[each])
                     totals, _ = multiply(begin + number * i, slots, totals, (), None)
                     return ring.after(slots[-1]), totals
 
@@ -120,16 +124,10 @@ class Narrow:
             def subtract(totals: list[Array], first: Array, count: Array) -> tuple[Array, ...]:
                 gpu_w4a8_zeros.await_own_warp(self.zeros.of_rows)
                 plgpu.barrier_wait(self.zeros.there)
-                for products in itertools.batched(range(share.stack), together):
-                    parts = [gpu_w4a8_zeros.parts_of_rows(self.zeros, share.tile(i), first, count) for i in products]
-                    running = sums[: len(products)]
-                    for each in running:
-                        each[...] = blank(shape)
-                    for each, (high, low) in zip(running, parts, strict=True):
-                        for left, right in ((high, 0), (high, 1), (low, 0)):
-                            plgpu.wgmma(each, left, self.zeros.of_tokens.at[right].transpose((1, 0)))
-                    for i, each in zip(products, running, strict=True):
-                        totals[i] -= _result(each, 3 * (products[-1] - i))
+                for some in itertools.batched(range(share.stack), together):
+                    found = _taken_away(sums[: len(some)], self.zeros, [share.tile(i) for i in some], first, count)
+                    for i, each in zip(some, found, strict=True):
+                        totals[i] -= each
                 plgpu.barrier_arrive(self.zeros.free)
                 return tuple(totals)
 
@@ -139,6 +137,17 @@ class Narrow:
             return list(totals), end
 
         return pl.run_scoped(multiply_all, *[plgpu.WGMMAAccumulatorRef(shape, jnp.float32)] * together)
+
+
+def _taken_away(sums: Sequence[Any], zeros: Zeros, tiles: list[Any], first: Array, count: Array) -> list[Array]:
+    """By zeros, from each of some tiles of a slot, in so many slots."""
+    parts = [gpu_w4a8_zeros.parts_of_rows(zeros, tile, first, count) for tile in tiles]
+    for each in sums:
+        each[...] = blank(each.shape)
+    for each, (high, low) in zip(sums, parts, strict=True):
+        for left, right in ((high, 0), (high, 1), (low, 0)):
+            plgpu.wgmma(each, left, zeros.of_tokens.at[right].transpose((1, 0)))
+    return [_result(each, 3 * (len(sums) - 1 - begun)) for begun, each in enumerate(sums)]
 
 
 def _result(sums: Any, running: int) -> Array:
