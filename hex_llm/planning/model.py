@@ -51,9 +51,8 @@ def read_model(name: str, quantization: str | None, cache: Cache) -> Model:
     if own == "int4" and weights == "w4a8":
         if not has_rounded_tokens(config, source):
             raise ConfigError(
-                f"--quantization=w4a8: {name} has no whole numbers of 4 bits in groups of"
-                f" {NARROW_COLUMNS} columns that follow each"
-                " other, so no tokens would be rounded; leave the flag out."
+                f"--quantization=w4a8: {name} has no whole numbers of 4 bits in groups of {NARROW_COLUMNS} columns,"
+                " or a multiple of those, that follow each other, so no tokens would be rounded; leave the flag out."
             )
     elif own not in ("bf16", weights):
         raise ConfigError(f"--quantization={quantization}: {name} is in {own} already; leave the flag out.")

@@ -69,27 +69,40 @@ def has_rounded_tokens(config: Mapping[str, Any], source: str) -> bool:
     """Whether --quantization=w4a8 finds weights in a checkpoint of 4 bits whose tokens it can round: whole numbers, in
     groups of a multiple of so many columns as they follow each other (`quantization/narrow_tokens`)."""
     section = Fields(source, config).section("quantization_config")
-    if section is None or section.text("quant_method") not in ("awq", "gptq", "compressed-tensors"):
+    if section is None:
         return False
-    values = section.values
-    if section.text("quant_method") == "compressed-tensors":
-        values = next(iter(values["config_groups"].values()))["weights"]
-    group = values.get("group_size")
-    is_sorted = values.get("desc_act") or values.get("actorder")
-    return not is_sorted and (group in (None, -1) or group % NARROW_COLUMNS == 0)
+    match section.text("quant_method"):
+        case "awq" | "gptq":
+            default = section.integer("q_group_size", 128, smallest=-1)
+            group, is_sorted = section.integer("group_size", default, smallest=-1), section.flag("desc_act", False)
+        case "compressed-tensors":
+            weights, _ = _first_group(section)
+            group, is_sorted = weights.integer("group_size", -1, smallest=-1), weights.values.get("actorder")
+        case _:
+            return False
+    # With one group, any order will do; of those of compressed-tensors, these leave the columns where they were.
+    return group == -1 or (group > 0 and group % NARROW_COLUMNS == 0 and is_sorted in (None, False, "weight", "static"))
 
 
-def _compressed(section: Fields) -> Weights:
+def _first_group(section: Fields) -> tuple[Fields, Mapping[str, Any] | None]:
+    """What compressed-tensors says of weights, and of their tokens where they are rounded."""
     groups = section.values.get("config_groups")
     first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
     weights = first.get("weights") if isinstance(first, dict) else None
-    if not isinstance(weights, dict):
+    if not isinstance(first, dict) or not isinstance(weights, dict):
         raise section.refuse("config_groups", "says nothing of weights")
-    inputs = first.get("input_activations") if isinstance(first, dict) else None
-    if weights.get("num_bits") == 4:
-        return "w4a8" if isinstance(inputs, dict) else "int4"
-    if weights.get("type") == "float":
+    inputs = first.get("input_activations")
+    return Fields(section.source, weights, f"{section.prefix}config_groups."), inputs if isinstance(
+        inputs, dict
+    ) else None
+
+
+def _compressed(section: Fields) -> Weights:
+    weights, inputs = _first_group(section)
+    if weights.values.get("num_bits") == 4:
+        return "int4" if inputs is None else "w4a8"
+    if weights.values.get("type") == "float":
         return "fp8"
     # As `quantization/compressed_tensors` has it: with zeros of either, tokens stay as they are.
-    both = isinstance(inputs, dict) and weights.get("symmetric", True) and inputs.get("symmetric", True)
+    both = inputs is not None and weights.values.get("symmetric", True) and inputs.get("symmetric", True)
     return "w8a8" if both else "int8"

@@ -5,6 +5,7 @@ import pytest
 from hex_llm.bench.roofline import weight_sizes
 from hex_llm.catalog.entry import config_of
 from hex_llm.catalog.index import ENTRIES
+from hex_llm.errors import CheckpointError
 from hex_llm.kernels.quant_matmul.weight import W4A8_COLUMNS
 from hex_llm.loader.config_json import parse_config
 from hex_llm.models.split import Split
@@ -55,3 +56,10 @@ def test_tokens_can_be_rounded_in_a_plan_where_the_server_can(name):
 
 def test_groups_of_columns_that_plans_know_are_the_kernels():
     assert precision.NARROW_COLUMNS == W4A8_COLUMNS
+
+
+@pytest.mark.parametrize("group", ["128", 0.5, [128]])
+def test_a_group_that_is_no_number_is_named(group):
+    config = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": group}}
+    with pytest.raises(CheckpointError, match=r"quantization_config\.group_size is .*, not a whole number"):
+        has_rounded_tokens(config, "config.json")

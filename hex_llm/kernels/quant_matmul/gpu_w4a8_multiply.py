@@ -67,17 +67,17 @@ class Narrow:
                     codes = [loaded[i] if ahead else _codes(ring, slots[j], share.tile(i)) for j, i in products]
                     of_rows = [scale_and_zero(_words(ring, slots[j], share.tile(i))) for j, i in products]
                     numbers = [gpu_w4a8_decode.decode(each) for each in codes]
-                    running = sums[: len(products)]
-                    for each in running:
+                    own_sums = sums[: len(products)]
+                    for each in own_sums:
                         each[...] = blank(shape)
-                    for each, left, (j, _) in zip(running, numbers, products, strict=True):
+                    for each, left, (j, _) in zip(own_sums, numbers, products, strict=True):
                         plgpu.wgmma(each, left, ring.x.at[slots[j]].transpose((1, 0)))
                     if ahead and after is not None:
                         loaded_after = load(after)
                     for (j, i), (scale, zero) in zip(products, of_rows, strict=True):
                         place = self.zeros.of_rows.at[share.tile(i), lax.rem(column + j, TILES)]
                         place[...] = zero * scale * (1 / SMALLER)
-                    for begun, ((j, i), each, (scale, _)) in enumerate(zip(products, running, of_rows, strict=True)):
+                    for begun, ((j, i), each, (scale, _)) in enumerate(zip(products, own_sums, of_rows, strict=True)):
                         found = _result(each, len(products) - 1 - begun)
                         if i == share.stack - 1:
                             plgpu.barrier_arrive(ring.empty.at[slots[j]])
