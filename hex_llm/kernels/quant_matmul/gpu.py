@@ -314,8 +314,8 @@ def _call(
             plgpu.Barrier(num_arrivals=workers, num_barriers=slots),
             *([] if known is None else gpu_w4a8_zeros.scratch(workers, stack, tokens)),
         ],
-        # Mosaic has all warps wait at every copy and store, where the ring and what is shared have barriers of their own.
-        # Without that, only tokens in 8 bits have run on a card.
+        # Mosaic has all warps wait at every copy and store; the ring and what is shared have barriers of their own. So
+        # only tokens in 8 bits have run on a card.
         compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=known is not None),
     )
     scale = weight.scale.reshape(-1) if grouping is None else weight.scale
